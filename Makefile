@@ -1,0 +1,76 @@
+# The commands people type. Needs make and Python 3.11 or newer; everything else goes into .venv.
+# The plain commands beneath each target are in README.md.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.PHONY: help run test test-sqlite test-postgresql lint bench clean
+MAKEFLAGS += --no-print-directory
+
+# The first interpreter that runs, is new enough, and can make environments: a name on the PATH may be a dead shim.
+# PYTHON=/path/to/python chooses another one.
+PYTHON ?= $(shell for name in python3.13 python3.12 python3.11 python3 python; do \
+	"$$name" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
+	&& { echo "$$name"; break; }; done)
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PYTEST_ARGS ?=
+
+help:
+	@echo "make run     start the console at http://127.0.0.1:8000 (SQLite, no other service)"
+	@echo "make test    the whole test suite, on SQLite and then on PostgreSQL"
+	@echo "make lint    ruff, mypy, import rules, missing migrations"
+	@echo "make bench   the benchmarks"
+	@echo "make clean   remove what these commands made, but not the data in var/"
+
+# Each stamp is renewed when pyproject.toml changes, and only then: a second "make run" installs nothing.
+.venv/installed: pyproject.toml | .venv/bin/python
+	@$(PIP) --editable . && touch $@
+
+.venv/installed-dev: pyproject.toml | .venv/bin/python
+	@$(PIP) --editable '.[dev]' && touch $@ .venv/installed
+
+.venv/installed-bench: pyproject.toml | .venv/bin/python
+	@$(PIP) --editable '.[dev,bench]' && touch $@ .venv/installed-dev .venv/installed
+
+.venv/bin/python:
+	@test -w . || { echo "This folder is read-only: copy it to where .venv and var may be written." >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed (with its venv module); found: $$(python3 --version 2>&1 || true)" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
+		|| { echo "$(PYTHON) is no Python 3.11 or newer with a venv module." >&2; exit 1; }
+	@$(PYTHON) -m venv .venv
+
+run: .venv/installed
+	@exec $(BIN)/python manage.py up
+
+# Stops at the first suite that fails, and says how each ended.
+test: .venv/installed-dev
+	@sqlite=0; postgresql="not run"; \
+	$(BIN)/python -m pytest $(PYTEST_ARGS) || sqlite=$$?; \
+	if [ $$sqlite -eq 0 ]; then \
+		postgresql=0; $(BIN)/python -m pytest --database postgresql $(PYTEST_ARGS) || postgresql=$$?; \
+	fi; \
+	echo "exit codes: sqlite $$sqlite, postgresql $$postgresql"; \
+	[ "$$sqlite$$postgresql" = 00 ]
+
+test-sqlite: .venv/installed-dev
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-postgresql: .venv/installed-dev
+	@$(BIN)/python -m pytest --database postgresql $(PYTEST_ARGS)
+
+lint: .venv/installed-dev
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check .
+	@$(BIN)/mypy --no-error-summary
+	@report=$$($(BIN)/lint-imports --no-cache 2>&1) || { echo "$$report"; exit 1; }
+	@report=$$($(BIN)/python manage.py makemigrations --check --dry-run 2>&1) || { echo "$$report"; exit 1; }
+	@echo "lint: nothing to complain about"
+
+bench: .venv/installed-bench
+	@$(BIN)/python benchmarks
+
+# var/ stays: it holds the data of "make run".
+clean:
+	@rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

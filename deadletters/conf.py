@@ -1,0 +1,110 @@
+"""The settings of this product as typed values, read once per process."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
+
+from deadletters.grouping import GroupingMode
+from deadletters.policy import PolicyBook, TaskPolicySpec
+from opsconsole.core.redaction import DEFAULT_PATTERNS, Redactor
+from opsconsole.core.sealing import Sealer
+
+Identity = Callable[[str, Any, Any, Any], tuple[str, str, str]]
+
+
+def source() -> str:
+    """Return the name under which this project's workers record: environment, service, broker."""
+    return str(getattr(settings, "OPSCONSOLE_SOURCE", "default"))
+
+
+def release() -> str:
+    """Return the release of the running code, "" if nobody says."""
+    return str(getattr(settings, "OPSCONSOLE_RELEASE", "") or os.environ.get("OPSCONSOLE_RELEASE", ""))[:100]
+
+
+@lru_cache(maxsize=1)
+def sealer() -> Sealer:
+    """Return what seals messages; raises ``ImproperlyConfigured`` for keys that are none."""
+    try:
+        return Sealer.from_settings(getattr(settings, "OPSCONSOLE_KEYS", ""), settings.SECRET_KEY)
+    except ValueError as error:
+        raise ImproperlyConfigured(f"OPSCONSOLE_KEYS: {error}") from error
+
+
+@lru_cache(maxsize=1)
+def redactor() -> Redactor:
+    """Return what takes secrets out of readable columns: the defaults and OPSCONSOLE_REDACT's names."""
+    extra = getattr(settings, "OPSCONSOLE_REDACT", ())
+    return Redactor((*DEFAULT_PATTERNS, *extra))
+
+
+@lru_cache(maxsize=1)
+def identity() -> Identity | None:
+    """Return the project's function from a message to (tenant, actor type, actor id), if it has one."""
+    path = getattr(settings, "OPSCONSOLE_IDENTITY", None)
+    if not path:
+        return None
+    found: Identity = import_string(path) if isinstance(path, str) else path
+    return found
+
+
+def grouping_mode() -> GroupingMode:
+    """Return INCIDENT_GROUPING; it decides about new letters only."""
+    try:
+        return GroupingMode(getattr(settings, "INCIDENT_GROUPING", "cause"))
+    except ValueError as error:
+        raise ImproperlyConfigured("INCIDENT_GROUPING is 'cause' or 'job'") from error
+
+
+def settings_digest() -> str:
+    """Return a short hash of what worker and web must agree on; secrets are in it only as hashes."""
+    parts = (settings.SECRET_KEY, str(getattr(settings, "OPSCONSOLE_KEYS", "")), grouping_mode().value)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Loaded:
+    book: PolicyBook
+    at: float
+
+
+class Policies:
+    """The declared policies: OPSCONSOLE_TASK_POLICIES and the table; the table wins, and is read every ten seconds."""
+
+    def __init__(self, load_rows: Callable[[], list[TaskPolicySpec]], max_age_seconds: float = 10.0) -> None:
+        self._load_rows = load_rows
+        self._max_age = max_age_seconds
+        self._loaded: _Loaded | None = None
+        self._lock = threading.Lock()
+
+    def book(self) -> PolicyBook:
+        """Return the current policies; a database that is down leaves the last known ones."""
+        loaded = self._loaded
+        if loaded is None or time.monotonic() - loaded.at > self._max_age:
+            with self._lock:
+                rows = {spec.pattern: spec for spec in declared_policies()}
+                rows.update({spec.pattern: spec for spec in self._load_rows()})
+                loaded = self._loaded = _Loaded(book=PolicyBook(list(rows.values())), at=time.monotonic())
+        return loaded.book
+
+
+def declared_policies() -> list[TaskPolicySpec]:
+    """Return the policies of OPSCONSOLE_TASK_POLICIES; raises ``ImproperlyConfigured`` naming the wrong one."""
+    declared = []
+    for entry in getattr(settings, "OPSCONSOLE_TASK_POLICIES", ()):
+        try:
+            declared.append(entry if isinstance(entry, TaskPolicySpec) else TaskPolicySpec(**entry))
+        except (TypeError, ValueError) as error:
+            raise ImproperlyConfigured(f"OPSCONSOLE_TASK_POLICIES: {entry!r}: {error}") from error
+    return declared

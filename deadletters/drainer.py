@@ -1,0 +1,525 @@
+"""The drainer: one thread per worker that turns its journal into rows, and recovers the journals of dead workers.
+
+No failure waits for the database in a hook; it waits here. What went wrong is told apart: any error that is not about
+the data means that the database is down, so the same batch is tried again until it is back; an entry that fails five
+times by itself is set aside, kept sealed and shown.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, Protocol
+from uuid import UUID
+
+from django.db import DataError, Error, IntegrityError, connections, transaction
+
+from deadletters import conf
+from deadletters.intake import Failure, HostClock, Intake
+from deadletters.journal.events import Batch, Caught, Delivery, Ended, EndState, ErrorReport, Failed, MessageState
+from deadletters.journal.folder import JournalRoot, WorkerFolder
+from deadletters.journal.kept import KeptFailures
+from deadletters.journal.reader import FolderReader
+from deadletters.models import Attempt, JournalFolder, SetAsideEntry, TaskMinute, TaskPolicy
+from deadletters.policy import TaskPolicySpec
+from deadletters.recorder import Recorded, record_failures
+from opsconsole.core.clock import boot_id, boot_now, wall_now
+from opsconsole.core.database import RowWriter, database_now, locked
+from opsconsole.core.ids import new_id
+from opsconsole.core.safe_text import safe_text, shorten
+
+logger = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.25
+READ_BYTES = 1 << 20
+AT_ONCE = 100
+TRIES = 5
+LONGEST_PAUSE_SECONDS = 5.0
+RECOVER_EVERY_SECONDS = 5.0
+DATA_ERRORS = (DataError, IntegrityError)
+
+
+class Settlement(Protocol):
+    """What the repairs app does with what the journal says of its deliveries; given to the drainer, never imported."""
+
+    def letters_of(self, deliveries: Iterable[Delivery]) -> Mapping[str, UUID]: ...
+
+    def is_settled_elsewhere(self, failed: Failed) -> bool: ...
+
+    def failed(self, recorded: Iterable[Recorded], now: datetime) -> None: ...
+
+    def ended(self, ended: Ended) -> None: ...
+
+
+class DatabaseDown(Exception):
+    """The database could not be used; nothing is known to be wrong with the data."""
+
+
+def policies() -> conf.Policies:
+    """Return the declared policies, those of the table included."""
+    return conf.Policies(_policy_rows)
+
+
+def _policy_rows() -> list[TaskPolicySpec]:
+    return [
+        TaskPolicySpec(
+            pattern=row.pattern,
+            team=row.team,
+            severity=row.get_severity_display(),
+            runbook=row.runbook,
+            effects=row.effects,  # type: ignore[arg-type]  (the dataclass turns the value into its member)
+            safe_errors=tuple(row.safe_errors.split()),
+            ignore=row.is_ignored,
+            max_age_seconds=row.max_age_seconds,
+            grouping=row.grouping or None,  # type: ignore[arg-type]
+        )
+        for row in TaskPolicy.objects.all()
+    ]
+
+
+@dataclass(slots=True, kw_only=True)
+class Drained:
+    """What one batch has become so far, so that a second try does not begin at the start."""
+
+    batch: Batch
+    boot_id: str
+    failures_done: int = 0
+    endings_done: int = 0
+    tries: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    is_last: bool = False
+
+
+class FolderDrain:
+    """Applies the batches of one worker's folder to the database, in order, each exactly once."""
+
+    def __init__(
+        self,
+        *,
+        folder_name: str,
+        source: str,
+        worker: str,
+        settlement: Settlement,
+        kept: KeptFailures | None,
+        book: conf.Policies,
+    ) -> None:
+        self.folder_name = folder_name
+        self.source = source
+        self.worker = worker
+        self.settlement = settlement
+        self.kept = kept
+        self.book = book
+        self.captured_at: datetime | None = None
+
+    def stored_offsets(self) -> dict[str, int] | None:
+        """Return how far this folder has been counted; None if it has been drained to its end already."""
+        row = JournalFolder.objects.filter(name=self.folder_name).first()
+        if row is None:
+            return {}
+        return None if row.closed_at is not None else json.loads(row.offsets)
+
+    def apply(self, drained: Drained) -> None:
+        """Record one batch; raises ``DatabaseDown`` and then goes on where it stopped when called again."""
+        try:
+            now = database_now()
+            clock = HostClock(database_now=now, boot_now=boot_now(), wall_now=wall_now(), boot_id=boot_id())
+            book = self.book.book()
+        except Error as error:
+            raise DatabaseDown(str(error)) from error
+        intake = Intake(
+            source=self.source,
+            worker=self.worker,
+            release=conf.release(),
+            sealer=conf.sealer(),
+            redactor=conf.redactor(),
+            policies=book,
+            mode=conf.grouping_mode(),
+        )
+        self._record_failures(drained, intake, clock)
+        self._settle_endings(drained)
+        self._count(drained, intake, clock)
+        self.captured_at = now
+
+    def _record_failures(self, drained: Drained, intake: Intake, clock: HostClock) -> None:
+        failures = [event for event in drained.batch.events if isinstance(event, Failed)]
+        while drained.failures_done < len(failures):
+            start = drained.failures_done
+            # After an error the page is one entry long until it is past the one that cannot be recorded.
+            size = 1 if drained.tries[start] else AT_ONCE
+            page = failures[start : start + size]
+            try:
+                self._record_page(page, intake, clock, drained.boot_id)
+            except Error as error:
+                if not isinstance(error, DATA_ERRORS):
+                    raise DatabaseDown(f"{type(error).__name__}: {error}") from error
+                self._failed_to_record(drained, page, start, error)
+            except Exception as error:  # noqa: BLE001  (a bug of ours on one entry must not stop those behind it)
+                self._failed_to_record(drained, page, start, error)
+            else:
+                drained.failures_done += len(page)
+
+    def _failed_to_record(self, drained: Drained, page: list[Failed], start: int, error: Exception) -> None:
+        drained.tries[start] += 1
+        if len(page) > 1:
+            # One of them is bad; find it by taking them one by one.
+            for index in range(start, start + len(page)):
+                drained.tries[index] = max(drained.tries[index], 1)
+            return
+        logger.warning("cannot record %s: %s: %s", page[0].delivery.task_id, type(error).__name__, error)
+        if drained.tries[start] >= TRIES:
+            self._set_aside(page[0], drained.boot_id, error)
+            drained.failures_done += 1
+
+    def _record_page(self, page: list[Failed], intake: Intake, clock: HostClock, boot: str) -> None:
+        kept_failures = [failed for failed in page if not self._is_ignored(failed, intake)]
+        repairs = [failed.delivery for failed in kept_failures if failed.delivery.repair_id]
+        letters = self.settlement.letters_of(repairs) if repairs else {}
+        rows: list[Failure] = []
+        for failed in kept_failures:
+            if failed.delivery.repair_id and self.settlement.is_settled_elsewhere(failed):
+                continue
+            letter_id = letters.get(failed.delivery.token)
+            rows.append(intake.failure(failed, clock=clock, boot_id=boot, letter_id=letter_id))
+        if rows:
+            with transaction.atomic():
+                recorded = record_failures(rows, now=clock.database_now)
+                if letters:
+                    self.settlement.failed(recorded, clock.database_now)
+        if self.kept is not None and kept_failures:
+            self.kept.keep(kept_failures)
+
+    def _is_ignored(self, failed: Failed, intake: Intake) -> bool:
+        """A task declared to be ignored is counted and makes no letter, unless it is a repair that somebody awaits."""
+        return intake.policies.for_task(failed.delivery.task).ignore and not failed.delivery.repair_id
+
+    def _set_aside(self, failed: Failed, boot: str, error: Exception) -> None:
+        """Keep an entry that cannot be recorded: first as a letter without its readable parts, in any case sealed."""
+        delivery = failed.delivery
+        logger.error("set aside %s (%s) after %d tries: %s", delivery.task_id, delivery.task, TRIES, error)
+        try:
+            SetAsideEntry.objects.get_or_create(
+                source=self.source,
+                node=self.folder_name[:200],
+                delivery=shorten(safe_text(f"{delivery.token}:{delivery.task_id}:{delivery.retries}", 2_000), 300),
+                defaults={
+                    "tenant": shorten(safe_text(delivery.tenant, 600), 100),
+                    "job_type": shorten(safe_text(delivery.task, 600), 255),
+                    "reason": safe_text(f"{type(error).__name__}: {error}", 2_000),
+                    "blob": seal_failed(failed, boot),
+                    "set_aside_at": database_now(),
+                },
+            )
+        except Error as second:
+            raise DatabaseDown(str(second)) from second
+
+    def _settle_endings(self, drained: Drained) -> None:
+        endings = [event for event in drained.batch.events if isinstance(event, Ended) and _concerns_repairs(event)]
+        while drained.endings_done < len(endings):
+            ended = endings[drained.endings_done]
+            try:
+                self.settlement.ended(ended)
+            except Error as error:
+                raise DatabaseDown(f"{type(error).__name__}: {error}") from error
+            except Exception:
+                # A repair that cannot be settled stays visible as unanswered; those behind it must not wait for it.
+                logger.exception("cannot settle %s", ended.delivery.task_id)
+            drained.endings_done += 1
+
+    def _count(self, drained: Drained, intake: Intake, clock: HostClock) -> None:
+        """Commit the counts, the attempts and the offsets together: counts, unlike letters, have no key to save them."""
+        batch = drained.batch
+        counts: dict[tuple[str, str, datetime], list[int]] = defaultdict(lambda: [0] * len(COUNTED))
+        attempts = []
+        for delivery in batch.received:
+            at, _exact = clock.moment(boot=delivery.received_boot, wall=delivery.received_wall, boot_id=drained.boot_id)
+            counts[_minute_of(delivery, at)][0] += 1
+        for event in batch.events:
+            at, _exact = clock.moment(boot=event.at_boot, wall=event.at_wall, boot_id=drained.boot_id)
+            counts[_minute_of(event.delivery, at)][COUNTED.index(_counted_as(event))] += 1
+            if isinstance(event, Ended) and event.state == EndState.RETRY:
+                attempts.append(self._attempt_row(event, intake, at))
+        try:
+            with transaction.atomic():
+                ATTEMPTS.insert(attempts)
+                rows = [
+                    (self.source, tenant, task, minute, *numbers)
+                    for (tenant, task, minute), numbers in sorted(counts.items())
+                ]
+                MINUTES.insert(rows)
+                row = locked(JournalFolder.objects.filter(name=self.folder_name)).first()
+                offsets = {**(json.loads(row.offsets) if row else {}), **batch.offsets}
+                JournalFolder.objects.update_or_create(
+                    name=self.folder_name,
+                    defaults={
+                        "source": self.source,
+                        "offsets": json.dumps(offsets, sort_keys=True),
+                        "changed_at": clock.database_now,
+                        "closed_at": clock.database_now if drained.is_last else None,
+                    },
+                )
+        except Error as error:
+            raise DatabaseDown(f"{type(error).__name__}: {error}") from error
+
+    def _attempt_row(self, ended: Ended, intake: Intake, at: datetime) -> tuple[Any, ...]:
+        error_class, error_text, judgement = intake.retried(ended)
+        delivery = ended.delivery
+        duration = None
+        if delivery.started_boot is not None:
+            duration = max(int((ended.at_boot - delivery.started_boot) * 1_000), 0)
+        return (
+            new_id(), _name(delivery.tenant, 100) or "default", self.source, _name(delivery.task_id, 255),
+            delivery.retries, _name(delivery.task, 255), at, duration, error_class, error_text,
+            judgement.outcome.value, judgement.reason[:300], _name(self.worker, 255), conf.release(),
+        )  # fmt: skip
+
+
+COUNTED = ("received", "succeeded", "failed", "retried", "ignored", "revoked", "lost", "returned")
+
+
+def _counted_as(event: Ended | Failed) -> str:
+    if isinstance(event, Failed):
+        if event.caught == Caught.WORKER_LOST:
+            return "lost"
+        return "revoked" if event.caught == Caught.EXPIRED else "failed"
+    return {
+        EndState.SUCCESS: "succeeded",
+        EndState.RETRY: "retried",
+        EndState.REVOKED: "revoked",
+        EndState.RETURNED: "returned",
+    }.get(event.state, "ignored")
+
+
+def _minute_of(delivery: Delivery, at: datetime) -> tuple[str, str, datetime]:
+    tenant = _name(delivery.tenant, 100)
+    return (
+        tenant if tenant not in ("", "*") else "default",
+        _name(delivery.task or "invalid", 255),
+        at.replace(second=0, microsecond=0),
+    )
+
+
+def _name(value: str, limit: int) -> str:
+    return shorten(safe_text(value, 5_000), limit)
+
+
+def _concerns_repairs(ended: Ended) -> bool:
+    return bool(ended.delivery.repair_id) or (ended.state == EndState.SUCCESS and ended.delivery.redelivered)
+
+
+def seal_failed(failed: Failed, boot: str) -> bytes:
+    """Return one failure as sealed JSON, complete enough to be recorded later."""
+    from_delivery = {name: getattr(failed.delivery, name) for name in _PLAIN_DELIVERY}
+    document = {
+        "boot": boot,
+        "caught": failed.caught.value,
+        "at_boot": failed.at_boot,
+        "at_wall": failed.at_wall,
+        "never_started": failed.never_started,
+        "error": {
+            "error_class": failed.error.error_class,
+            "text": failed.error.text,
+            "traceback": failed.error.traceback,
+            "call_site": failed.error.call_site,
+            "classes": list(failed.error.classes),
+        },
+        "delivery": {**from_delivery, "message_state": failed.delivery.message_state.value},
+        "sealed": failed.delivery.sealed.hex(),
+    }
+    return conf.sealer().seal(json.dumps(document).encode())
+
+
+def open_failed(blob: bytes) -> tuple[Failed, str]:
+    """Return what ``seal_failed`` sealed, and the boot its clock belongs to."""
+    document = json.loads(conf.sealer().open(blob))
+    delivery = Delivery(
+        **{
+            **document["delivery"],
+            "message_state": MessageState(document["delivery"]["message_state"]),
+            "sealed": bytes.fromhex(document["sealed"]),
+        }
+    )
+    error = document["error"]
+    failed = Failed(
+        delivery=delivery,
+        caught=Caught(document["caught"]),
+        at_boot=document["at_boot"],
+        at_wall=document["at_wall"],
+        error=ErrorReport(**{**error, "classes": tuple(error["classes"])}),
+        never_started=document["never_started"],
+    )
+    return failed, document["boot"]
+
+
+_PLAIN_DELIVERY = (
+    "token", "task_id", "task", "retries", "tenant", "actor_type", "actor_id", "queue", "exchange", "routing_key",
+    "priority", "root_id", "parent_id", "group_id", "chord_id", "repair_id", "redelivered", "trace_id", "sentry_id",
+    "received_boot", "received_wall", "acked", "started_boot", "holder", "claimed", "message_digest", "preview",
+)  # fmt: skip
+
+ATTEMPTS = RowWriter(
+    Attempt,
+    (
+        "id", "tenant", "source", "task_id", "retries", "job_type", "happened_at", "duration_ms", "error_class",
+        "error_text", "outcome_class", "outcome_reason", "worker", "release",
+    ),
+    suffix="ON CONFLICT (tenant, source, task_id, retries) DO NOTHING",
+)  # fmt: skip
+MINUTES = RowWriter(
+    TaskMinute,
+    ("source", "tenant", "job_type", "minute", *COUNTED),
+    suffix="ON CONFLICT (source, tenant, job_type, minute) DO UPDATE SET "
+    + ", ".join(f"{name} = {TaskMinute._meta.db_table}.{name} + excluded.{name}" for name in COUNTED),
+)
+
+
+class Drainer(threading.Thread):
+    """Drains this worker's own folder every quarter of a second, and dead workers' folders when they turn up."""
+
+    def __init__(
+        self,
+        *,
+        folder: WorkerFolder,
+        root: JournalRoot,
+        source: str,
+        worker: str,
+        settlement: Settlement,
+        flush: Callable[[], None],
+    ) -> None:
+        super().__init__(name="opsconsole-drainer", daemon=True)
+        self.folder = folder
+        self.root = root
+        self.source = source
+        self.worker = worker
+        self.settlement = settlement
+        self.flush = flush
+        self.trouble = ""
+        self.behind_since: float | None = None
+        self.captured_at: datetime | None = None
+        self._stop_asked = threading.Event()
+        self._book = policies()
+        self._kept = KeptFailures(root)
+        self._drain = self._drain_of(folder.name)
+        self._reader = FolderReader(folder, conf.sealer())
+        self._pending: Drained | None = None
+
+    def stop(self) -> None:
+        self._stop_asked.set()
+
+    def run(self) -> None:
+        pause = TICK_SECONDS
+        recovered_at = -RECOVER_EVERY_SECONDS
+        while True:
+            stopping = self._stop_asked.wait(pause)
+            try:
+                more = self.step()
+                self._is_well()
+                pause = 0.0 if more else TICK_SECONDS
+                if not more and not stopping and time.monotonic() - recovered_at > RECOVER_EVERY_SECONDS:
+                    recovered_at = time.monotonic()
+                    self.recover()
+                    self._kept.expire()
+                if stopping and not more:
+                    break
+            except DatabaseDown as error:
+                self._is_in_trouble(f"the database cannot be used: {error}")
+                pause = min(max(pause, TICK_SECONDS) * 2, LONGEST_PAUSE_SECONDS)
+                if stopping:
+                    break
+            except Exception as error:
+                logger.exception("drainer of %s", self.worker)
+                self._is_in_trouble(f"{type(error).__name__}: {error}")
+                pause = LONGEST_PAUSE_SECONDS
+                if stopping:
+                    break
+            if pause:
+                # Idle or in trouble: a kept connection would not follow a failover, and costs the server a backend.
+                connections.close_all()
+        connections.close_all()
+
+    def step(self) -> bool:
+        """Record one batch of this worker's journal; returns whether there may be more at once."""
+        self.flush()
+        if self._pending is None:
+            batch = self._reader.read(READ_BYTES)
+            if batch.offsets == {} and not batch.events and not batch.received:
+                return False
+            self._pending = Drained(batch=batch, boot_id=batch.boot_id or boot_id())
+            if self.behind_since is None:
+                self.behind_since = time.monotonic()
+        self._drain.apply(self._pending)
+        exhausted = self._pending.batch.exhausted
+        offsets = self._pending.batch.offsets
+        self._pending = None
+        self.captured_at = self._drain.captured_at
+        self._reader.prune(offsets)
+        if exhausted:
+            self.behind_since = None
+        return not exhausted
+
+    def recover(self) -> int:
+        """Settle the journals that dead workers of this host have left; returns how many."""
+        count = 0
+        for folder in self.root.dead_folders():
+            try:
+                if recover_folder(folder, self._drain_of(folder.name)):
+                    folder.delete()
+                    count += 1
+            finally:
+                folder.release()
+        return count
+
+    def _drain_of(self, name: str) -> FolderDrain:
+        return FolderDrain(
+            folder_name=name,
+            source=self.source,
+            worker=self.worker,
+            settlement=self.settlement,
+            kept=self._kept,
+            book=self._book,
+        )
+
+    def _is_well(self) -> None:
+        if self.trouble:
+            logger.info("drainer of %s: recording again", self.worker)
+        self.trouble = ""
+
+    def _is_in_trouble(self, trouble: str) -> None:
+        if trouble != self.trouble:
+            logger.error("drainer of %s: %s; nothing is lost, the journal keeps it", self.worker, trouble)
+        self.trouble = trouble
+
+
+def recover_folder(folder: WorkerFolder, drain: FolderDrain) -> bool:
+    """Record what a dead worker's journal still holds and what became of its open deliveries.
+
+    The folder is locked for recovery by the caller. Returns whether it is done with and may be deleted; raises
+    ``DatabaseDown``, after which the next try goes on from the committed offsets.
+    """
+    try:
+        offsets = drain.stored_offsets()
+    except Error as error:
+        raise DatabaseDown(str(error)) from error
+    if offsets is None:
+        return True
+    reader = FolderReader(folder, conf.sealer(), offsets)
+    head = reader.head
+    if head.get("source"):
+        drain.source = str(head["source"])
+    drain.worker = str(head.get("worker") or drain.worker)
+    boot = ""
+    while True:
+        batch = reader.read(READ_BYTES)
+        boot = batch.boot_id or boot
+        if batch.offsets or batch.events or batch.received:
+            drain.apply(Drained(batch=batch, boot_id=boot or boot_id()))
+        if batch.exhausted:
+            break
+    last = reader.finish()
+    drain.apply(Drained(batch=replace(last, exhausted=True), boot_id=last.boot_id or boot, is_last=True))
+    logger.warning("recovered the journal of %s: %d events", folder.name, len(last.events))
+    return True

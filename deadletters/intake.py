@@ -1,0 +1,285 @@
+"""From a journal event to the columns of a letter: everything that needs no database.
+
+Each value is made safe and readable here, once; the original stays in the sealed message.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from deadletters import grouping
+from deadletters.journal.events import Caught, Delivery, Ended, ErrorReport, Failed, MessageState
+from deadletters.journal.frames import MESSAGE_CONTEXT
+from deadletters.journal.message import unpack_message
+from deadletters.outcome import Judgement, judge
+from deadletters.policy import PolicyBook, TaskPolicySpec
+from incidents.models import Severity
+from opsconsole.core.ids import new_id
+from opsconsole.core.redaction import Redactor, decode_body
+from opsconsole.core.safe_text import safe_text, shorten
+from opsconsole.core.sealing import Sealer, SealError
+
+ERROR_TEXT_LIMIT = 4_000
+TRACEBACK_LIMIT = 64_000
+PREVIEW_LIMIT = 4_000
+COMPRESS_FROM = 1_024
+"""Below this a message gains less from compression than the 40 microseconds are worth."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostClock:
+    """One reading of a host's clocks beside the database's, to turn ages into the database's time.
+
+    An age on CLOCK_BOOTTIME is exact; after a reboot only the wall clock is left, which is marked inexact.
+    """
+
+    database_now: datetime
+    boot_now: float
+    wall_now: float
+    boot_id: str
+
+    def moment(self, *, boot: float, wall: float, boot_id: str) -> tuple[datetime, bool]:
+        """Return when it happened on the database's clock, and whether that is exact."""
+        if boot_id == self.boot_id:
+            return self.database_now - timedelta(seconds=max(self.boot_now - boot, 0.0)), True
+        return self.database_now - timedelta(seconds=max(self.wall_now - wall, 0.0)), False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """One final failure, ready to be recorded. Texts are safe and redacted; ``blob`` is sealed for its letter."""
+
+    letter_id: UUID  # of the letter it would create
+    repaired_letter_id: UUID | None  # of the letter it belongs to, if it is a repair's delivery
+    repair_id: UUID | None
+    tenant: str
+    source: str
+    fingerprint: str
+    delivery: str
+    task_id: str
+    retries: int
+    job_type: str
+    queue: str
+    job_id: str
+    actor_type: str
+    actor_id: str
+    caught: Caught
+    happened_at: datetime
+    is_exact: bool
+    error_class: str
+    error_text: str
+    call_site: str
+    traceback: str
+    traceback_digest: str
+    judgement: Judgement
+    severity: Severity
+    grouping: grouping.GroupingMode
+    incident_key: str
+    title: str
+    summary: str
+    preview: str
+    message_state: MessageState
+    message_digest: str
+    blob: bytes
+    key_id: str
+    exchange: str
+    routing_key: str
+    priority: int | None
+    root_id: str
+    parent_id: str
+    group_id: str
+    chord_id: str
+    worker: str
+    release: str
+    trace_id: str
+    sentry_id: str
+    never_started: bool = False
+    is_set_aside: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intake:
+    """What preparing needs of the process it runs in."""
+
+    source: str
+    worker: str
+    release: str
+    sealer: Sealer
+    redactor: Redactor
+    policies: PolicyBook
+    mode: grouping.GroupingMode
+
+    def failure(self, failed: Failed, *, clock: HostClock, boot_id: str, letter_id: UUID | None = None) -> Failure:
+        """Return the columns of one final failure; ``letter_id`` names the letter a repair's delivery belongs to."""
+        delivery, error = failed.delivery, failed.error
+        policy = self.policies.for_task(delivery.task)
+        new_letter = new_id()
+        error_text = safe_text(self.redactor.text(error.text[: 4 * ERROR_TEXT_LIMIT]), ERROR_TEXT_LIMIT)
+        traceback = ""
+        if error.traceback:
+            traceback = safe_text(self.redactor.text(safe_text(error.traceback, TRACEBACK_LIMIT)), TRACEBACK_LIMIT)
+        error_class = shorten(safe_text(error.error_class, 300), 255)
+        call_site = shorten(safe_text(error.call_site, 400), 300)
+        job_type = shorten(safe_text(delivery.task or "invalid", 600), 255)
+        tenant, actor_type, actor_id = self._scope(delivery)
+        task_id = safe_text(delivery.task_id, 5_000)
+        message_id = task_id or delivery.message_digest or delivery.token
+        fingerprint = grouping.fingerprint(safe_text(delivery.queue, 5_000), task_id or None, message_id)
+        message, preview = self._message(delivery, new_letter)
+        happened_at, is_exact = clock.moment(boot=failed.at_boot, wall=failed.at_wall, boot_id=boot_id)
+        mode = policy.grouping or self.mode
+        return Failure(
+            letter_id=new_letter,
+            repaired_letter_id=letter_id,
+            repair_id=UUID(delivery.repair_id) if letter_id is not None else None,
+            tenant=tenant,
+            source=self.source,
+            fingerprint=fingerprint,
+            delivery=shorten(f"{message_id}:{delivery.retries}", 300),
+            task_id=shorten(task_id, 255),
+            retries=delivery.retries,
+            job_type=job_type,
+            queue=shorten(safe_text(delivery.queue, 5_000), 200),
+            job_id=shorten(task_id, 200),
+            actor_type=actor_type,
+            actor_id=actor_id,
+            caught=failed.caught,
+            happened_at=happened_at,
+            is_exact=is_exact,
+            error_class=error_class,
+            error_text=error_text,
+            call_site=call_site,
+            traceback=traceback,
+            traceback_digest=hashlib.sha256(traceback.encode()).hexdigest() if traceback else "",
+            judgement=self.judgement(error, policy, delivery, caught=failed.caught, never_started=failed.never_started),
+            severity=Severity.named(policy.severity),
+            grouping=mode,
+            incident_key=grouping.grouping_key(
+                mode=mode,
+                tenant=tenant,
+                source=self.source,
+                task=job_type,
+                error_class=error_class,
+                call_site=call_site,
+                text=error_text,
+                caught=failed.caught,
+                fingerprint=fingerprint,
+            ),
+            title=grouping.title(
+                mode=mode,
+                task=delivery.task,
+                error_class=error_class,
+                caught=failed.caught,
+                call_site=call_site,
+                text=error_text,
+            ),
+            summary=grouping.summary(
+                mode=mode,
+                task=delivery.task,
+                queue=delivery.queue,
+                error_class=error_class,
+                caught=failed.caught,
+                call_site=call_site,
+                text=error_text,
+            ),
+            preview=preview,
+            message_state=delivery.message_state,
+            message_digest=delivery.message_digest,
+            blob=message,
+            key_id=self.sealer.key_id(message) if message else "",
+            exchange=shorten(safe_text(delivery.exchange, 600), 255),
+            routing_key=shorten(safe_text(delivery.routing_key, 600), 255),
+            priority=delivery.priority,
+            root_id=shorten(safe_text(delivery.root_id, 600), 255),
+            parent_id=shorten(safe_text(delivery.parent_id, 600), 255),
+            group_id=shorten(safe_text(delivery.group_id, 600), 255),
+            chord_id=shorten(safe_text(delivery.chord_id, 600), 255),
+            worker=shorten(self.worker, 255),
+            release=self.release,
+            trace_id=safe_text(delivery.trace_id, 64)[:64],
+            sentry_id=safe_text(delivery.sentry_id, 64)[:64],
+            never_started=failed.never_started,
+        )
+
+    def judgement(
+        self,
+        error: ErrorReport,
+        policy: TaskPolicySpec,
+        delivery: Delivery,
+        *,
+        caught: Caught,
+        never_started: bool = False,
+    ) -> Judgement:
+        """Judge one failed attempt by what its task's policy declares."""
+        return judge(
+            caught=caught,
+            error_class=error.error_class,
+            classes=error.classes,
+            text=error.text,
+            call_site=error.call_site,
+            effects=policy.effects,
+            safe_errors=policy.safe_errors,
+            never_started=never_started,
+            message_missing=delivery.message_state != MessageState.FULL,
+            task=delivery.task,
+        )
+
+    def retried(self, ended: Ended) -> tuple[str, str, Judgement]:
+        """Return class, text and judgement of an attempt that Celery retries by itself."""
+        error = ended.error or ErrorReport(error_class="", text="")
+        policy = self.policies.for_task(ended.delivery.task)
+        return (
+            shorten(safe_text(error.error_class, 300), 255),
+            safe_text(self.redactor.text(error.text[: 4 * ERROR_TEXT_LIMIT]), ERROR_TEXT_LIMIT),
+            self.judgement(error, policy, ended.delivery, caught=Caught.FAILURE),
+        )
+
+    def _scope(self, delivery: Delivery) -> tuple[str, str, str]:
+        """Return tenant, actor type and actor id as storable names; ``*`` is nobody's name."""
+        tenant = shorten(safe_text(delivery.tenant, 600), 100)
+        actor_type = shorten(safe_text(delivery.actor_type, 600), 100)
+        actor_id = shorten(safe_text(delivery.actor_id, 600), 200)
+        if tenant in ("", "*"):
+            tenant = "default"
+        return tenant, "(any)" if actor_type == "*" else actor_type, "(any)" if actor_id == "*" else actor_id
+
+    def _message(self, delivery: Delivery, letter_id: UUID) -> tuple[bytes, str]:
+        """Return the message sealed for its letter, and a redacted preview of its arguments."""
+        if not delivery.sealed:
+            return b"", delivery.preview
+        try:
+            packed = self.sealer.open(delivery.sealed, MESSAGE_CONTEXT)
+        except SealError as error:
+            # Kept as it is: the key may come back, and then it can be opened again.
+            return delivery.sealed, f"(the message cannot be opened: {error})"
+        if delivery.message_state != MessageState.FULL:
+            return seal_message(self.sealer, packed, letter_id), f"(not fully captured: {delivery.message_state.value})"
+        raw = unpack_message(packed)
+        decoded = decode_body(raw.body, raw.content_type or "", raw.content_encoding or "")
+        if decoded.error:
+            preview = f"({decoded.error}, {len(raw.body)} bytes)"
+        else:
+            preview = self.redactor.preview(decoded.args, decoded.kwargs)
+        return seal_message(self.sealer, packed, letter_id), safe_text(preview, PREVIEW_LIMIT)
+
+
+PLAIN, ZLIB = b"\x00", b"\x01"
+
+
+def seal_message(sealer: Sealer, packed: bytes, letter_id: UUID) -> bytes:
+    """Return ``packed`` compressed where that pays, sealed and bound to its letter, so that none can be swapped."""
+    if len(packed) >= COMPRESS_FROM:
+        return sealer.seal(ZLIB + zlib.compress(packed, 1), letter_id.bytes)
+    return sealer.seal(PLAIN + packed, letter_id.bytes)
+
+
+def open_message(sealer: Sealer, blob: bytes, letter_id: UUID) -> bytes:
+    """Return the packed message; raises ``UnknownSealKey`` or ``BrokenSeal``."""
+    opened = sealer.open(blob, letter_id.bytes)
+    if opened[:1] == ZLIB:
+        return zlib.decompress(opened[1:])
+    return opened[1:]

@@ -1,0 +1,681 @@
+"""Puts a worker's entries together into events: what was received, how each delivery ended, and what was lost.
+
+The files of one worker are read as one sequence in the order of its host's clock. What is open is always rebuilt from
+the files' start: entries before the given offsets only build that state, entries after them bring events. So reading on
+after a crash brings exactly the events whose offsets had not been stored.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from operator import itemgetter
+from pathlib import Path
+from typing import Final
+from zlib import crc32
+
+from deadletters.journal.events import (
+    Batch,
+    Caught,
+    Delivery,
+    Ended,
+    EndState,
+    ErrorReport,
+    Event,
+    Failed,
+)
+from deadletters.journal.files import file_name, is_locked, parse_file_name
+from deadletters.journal.folder import WorkerFolder
+from deadletters.journal.frames import (
+    ENTRY,
+    ERROR_CONTEXT,
+    IDENTITY_NAMES,
+    MESSAGE_CONTEXT,
+    End,
+    Kind,
+    encode_json,
+    error_from_json,
+    make_frame,
+    read_frames,
+    split_message_part,
+    split_report_part,
+)
+from deadletters.journal.message import unpack_message
+from opsconsole.core.clock import boot_id, boot_now
+from opsconsole.core.sealing import Sealer, SealError
+
+SETTLE_SECONDS: Final = 0.25
+"""How far reading stays behind a living worker, so that what belongs together is read together."""
+MESSAGE_SECONDS: Final = 2.0
+"""How long a failure waits for the main process to write the message it belongs to."""
+FINISHED: Final = "*finished*"
+"""Key in the offsets of a dead folder's last batch."""
+
+_CARRY: Final = "carry"
+_REMEMBERED: Final = 50_000
+_LOST_CLASS: Final = "billiard.exceptions.WorkerLostError"
+_LOST_CLASSES: Final = (_LOST_CLASS, "Exception", "BaseException")
+_CAUGHT: Final = {
+    Kind.FAIL: Caught.FAILURE,
+    Kind.INTERNAL: Caught.INTERNAL,
+    Kind.EXPIRED: Caught.EXPIRED,
+    Kind.UNKNOWN: Caught.UNKNOWN,
+    Kind.REJECTED: Caught.REJECTED_MESSAGE,
+}
+# Celery acknowledges or rejects these itself, for good.
+_DISPOSED: Final = frozenset((Kind.UNKNOWN, Kind.REJECTED, Kind.EXPIRED, Kind.REVOKED))
+_REPORTS: Final = frozenset((*_CAUGHT, Kind.RETRY, Kind.REVOKED))
+_MESSAGES: Final = frozenset((Kind.ACK, Kind.REJECT))
+_SETTLING: Final = frozenset((Kind.ACK, Kind.REJECT, Kind.REQUEUE))
+_NEEDS_MESSAGE: Final = frozenset((Kind.FAIL, Kind.INTERNAL, Kind.EXPIRED))
+_FAILED_ENDS: Final = frozenset((End.REJECTED, End.REQUEUED_LATE))
+_CARRIED_CLOSED: Final = 1000
+_BAD_FRAME: Final = (ValueError, KeyError, IndexError, TypeError, struct.error, SealError, RecursionError)
+
+# (order, file, end offset, payload, start offset): order is the boot clock, never running backwards within one file.
+_Entry = tuple[float, str, int, bytes, int]
+
+
+@dataclass(slots=True)
+class _Open:
+    """A delivery that has not ended, and where its entries lie."""
+
+    delivery: Delivery
+    known: bool = False  # its identity was read
+    synthetic: bool = False  # its message was put together by the child
+    last_boot: float = 0.0
+    last_wall: float = 0.0
+    early_end: tuple[EndState, float, float, ErrorReport | None] | None = None  # it ended before its identity was read
+    places: list[tuple[str, int, int]] = field(default_factory=list)
+
+
+class FolderReader:
+    """Reads one worker's folder. Not for use by two threads at once.
+
+    If storing a batch fails for good, make a new reader with the offsets stored last: this one has moved on.
+    """
+
+    def __init__(
+        self,
+        folder: WorkerFolder | Path,
+        sealer: Sealer,
+        offsets: dict[str, int] | None = None,
+        *,
+        settle_seconds: float = SETTLE_SECONDS,
+    ) -> None:
+        self.folder = folder if isinstance(folder, WorkerFolder) else WorkerFolder(Path(folder))
+        self._sealer = sealer
+        self._stored = dict(offsets or {})
+        self._settle = settle_seconds
+        self._offsets = dict(self._stored)
+        self._parsed: dict[str, int] = {}
+        self._order: dict[str, float] = {}
+        self._pending: list[_Entry] = []
+        self._open: dict[int, _Open] = {}
+        self._closed: dict[int, str] = {}
+        self._gaps = False
+        self._rebuilt = False
+        self._boot_id = ""
+        self._events: list[Event] = []
+        self._received: list[Delivery] = []
+        self._damaged: list[str] = []
+
+    @property
+    def offsets(self) -> dict[str, int]:
+        """How far each file has been read: what the last batch said."""
+        return dict(self._offsets)
+
+    @property
+    def open_deliveries(self) -> list[Delivery]:
+        """Deliveries received and not ended so far."""
+        self._rebuild()
+        return [item.delivery for item in self._open.values() if item.known]
+
+    def read(self, limit_bytes: int = 1 << 20) -> Batch:
+        """Return what is new, from at most about ``limit_bytes`` of each file."""
+        self._rebuild()
+        all_read = self._load(limit_bytes, final=False)
+        now = boot_now()
+        compares = self.folder.is_of_this_boot
+        until = now - self._settle if compares else float("inf")
+        if not all_read:
+            # Nothing may be told before what another file says about the time before it.
+            until = min(until, *(self._order[name] for name in self._unread()))
+        self._consume(until, waits_until=now - MESSAGE_SECONDS if compares and self._settle else None)
+        return self._batch(exhausted=all_read)
+
+    def finish(self) -> Batch:
+        """Return the rest of a dead worker's folder, and how everything open ended: lost, or back with the broker.
+
+        Read until exhausted before, else this is one large batch. A second call brings nothing, nor does one in a
+        reader made with the offsets of the first one's batch.
+        """
+        self._rebuild()
+        if self._offsets.get(FINISHED):
+            return self._batch(exhausted=True)
+        while not self._load(1 << 24, final=True):
+            pass
+        self._consume(float("inf"), waits_until=None)
+        for number, item in sorted(self._open.items()):
+            self._settle_open(number, item)
+        self._open.clear()
+        self._offsets[FINISHED] = 1
+        return self._batch(exhausted=True)
+
+    def prune(self, offsets: Mapping[str, int] | None = None) -> tuple[str, ...]:
+        """Delete segments that are read to their end and will not grow; return their names.
+
+        ``offsets`` are the ones that are safely stored (default: those of the last batch). Nothing is deleted while
+        the reader is ahead of them. Entries of open deliveries are carried over first, so that a job outlives the
+        segment it was received in.
+        """
+        self._rebuild()
+        if offsets is not None and any(offsets.get(name, 0) < end for name, end in self._offsets.items()):
+            return ()
+        doomed = self._finished_segments()
+        if not doomed:
+            return ()
+        self._carry(doomed)
+        for name in doomed:
+            (self.folder.path / name).unlink(missing_ok=True)
+            for known in (self._offsets, self._parsed, self._order, self._stored):
+                known.pop(name, None)
+        return tuple(sorted(doomed))
+
+    # Reading files
+
+    def _rebuild(self) -> None:
+        """Build the state that the entries before the stored offsets describe, without telling any of it again."""
+        if self._rebuilt:
+            return
+        self._rebuilt = True
+        carries = sorted(
+            (path for path in self.folder.files() if path.name.startswith(_CARRY + ".")), key=lambda path: path.name
+        )
+        entries: list[_Entry] = []
+        if carries:
+            # Each carry file holds all that the ones before it still meant.
+            entries += self._parse(carries[-1].name, carries[-1].read_bytes(), at=0, final=True)
+        for path in self.folder.files():
+            stored = self._stored.get(path.name, 0)
+            if path.name.startswith(_CARRY + ".") or not stored:
+                continue
+            with path.open("rb") as file:
+                data = file.read(stored)
+            entries += self._parse(path.name, data, at=0, final=True)
+            self._parsed[path.name] = stored
+            self._offsets[path.name] = stored
+        entries.sort(key=itemgetter(0))
+        for entry in entries:
+            self._apply(entry)
+        # Whatever of this is an event was told before, and damage was reported.
+        self._events, self._received, self._damaged = [], [], []
+
+    def _load(self, limit_bytes: int, *, final: bool) -> bool:
+        """Parse new bytes of each file; return whether every file was read to its end."""
+        fresh = False
+        complete = True
+        for path in self.folder.files():
+            name = path.name
+            if name.startswith(_CARRY + "."):
+                continue
+            at = self._parsed.get(name, 0)
+            try:
+                size = path.stat().st_size
+                if size <= at:
+                    continue
+                want = limit_bytes
+                while True:
+                    with path.open("rb") as file:
+                        file.seek(at)
+                        data = file.read(want)
+                    whole = at + len(data) >= size
+                    entries = self._parse(name, data, at=at, final=final and whole)
+                    if entries or whole:
+                        break
+                    # Less than one entry: it is larger than the limit.
+                    want *= 4
+            except FileNotFoundError:
+                continue
+            if entries:
+                self._pending += entries
+                fresh = True
+            if not whole:
+                complete = False
+        if fresh:
+            self._pending.sort(key=itemgetter(0))
+        return complete
+
+    def _unread(self) -> list[str]:
+        return [
+            path.name
+            for path in self.folder.files()
+            if path.name in self._order and path.stat().st_size > self._parsed.get(path.name, 0)
+        ]
+
+    def _parse(self, name: str, data: bytes, *, at: int, final: bool) -> list[_Entry]:
+        entries: list[_Entry] = []
+        order = self._order.get(name, 0.0)
+        end = at
+        unpack = ENTRY.unpack_from
+        for frame in read_frames(data, at=at, final=final):
+            if isinstance(frame, str):
+                self._damaged.append(f"{name}: {frame}")
+                continue
+            start, end, payload = frame
+            if len(payload) < ENTRY.size:
+                self._damaged.append(f"{name}: the entry at byte {start} is too short")
+                continue
+            order = max(order, unpack(payload)[2])
+            entries.append((order, name, end, payload, start))
+        self._parsed[name] = at + len(data) if final else end
+        self._order[name] = order
+        return entries
+
+    def _consume(self, until: float, *, waits_until: float | None) -> None:
+        taken = 0
+        for entry in self._pending:
+            if entry[0] > until:
+                break
+            if waits_until is not None and self._lacks_message(entry, taken, waits_until):
+                break
+            taken += 1
+            self._apply(entry, taken)
+            if entry[2] > self._offsets.get(entry[1], 0):
+                self._offsets[entry[1]] = entry[2]
+        del self._pending[:taken]
+
+    def _lacks_message(self, entry: _Entry, position: int, waits_until: float) -> bool:
+        """Tell whether a failure should wait a moment for the message, which the main process writes."""
+        payload = entry[3]
+        fails = payload[0] in _NEEDS_MESSAGE or (payload[0] == Kind.END and payload[ENTRY.size] in _FAILED_ENDS)
+        if not fails or entry[0] < waits_until:
+            return False
+        number = ENTRY.unpack_from(payload)[1]
+        item = self._open.get(number)
+        if item is None or not item.known or (item.delivery.sealed and not item.synthetic):
+            return False
+        return self._ahead(number, position) is None
+
+    def _ahead(self, number: int, position: int) -> bytes | None:
+        """Return the entry that settled this delivery's message, read already but not yet its turn."""
+        for index in range(position, len(self._pending)):
+            payload = self._pending[index][3]
+            if payload[0] in _SETTLING and ENTRY.unpack_from(payload)[1] == number:
+                return payload
+        return None
+
+    # Entries
+
+    def _apply(self, entry: _Entry, position: int | None = None) -> None:
+        _, name, end, payload, start = entry
+        process = name.partition(".")[0]
+        try:
+            if payload[0] == Kind.CARRIED:
+                length = payload[ENTRY.size]
+                process = payload[ENTRY.size + 1 : ENTRY.size + 1 + length].decode()
+                payload = payload[ENTRY.size + 1 + length :]
+            self._apply_payload(payload, process, (name, start, end), position)
+        except _BAD_FRAME as exc:
+            self._damaged.append(f"{name}: the entry at byte {start} makes no sense: {type(exc).__name__}: {exc}")
+
+    def _apply_payload(self, payload: bytes, process: str, place: tuple[str, int, int], position: int | None) -> None:
+        kind, number, boot, wall = ENTRY.unpack_from(payload)
+        body = payload[ENTRY.size :]
+        if kind in _REPORTS:
+            self._apply_report(Kind(kind), number, boot, wall, body, place, position)
+            return
+        if kind == Kind.HEAD:
+            self._boot_id = json.loads(body).get("boot", "") or self._boot_id
+            return
+        if kind == Kind.CLOSED:
+            self._closed.update(json.loads(body))
+            return
+        if kind == Kind.GAP:
+            self._gaps = True
+            self._damaged.append(f"{place[0]}: {json.loads(body).get('lost')} entries could not be written")
+            return
+        if number in self._closed:
+            return
+        item = self._open.get(number)
+        if item is None:
+            item = self._open[number] = _Open(Delivery(token=self._token(number), task_id="", task=""))
+        item.places.append(place)
+        delivery = item.delivery
+        if kind == Kind.RECEIVED:
+            self._apply_received(number, item, boot, wall, body)
+            return
+        item.last_boot, item.last_wall = boot, wall
+        if kind in _MESSAGES:
+            delivery.acked = True
+            delivery.sealed, delivery.message_state, delivery.message_digest = split_message_part(body)
+            item.synthetic = False
+            if kind == Kind.REJECT and delivery.started_boot is None:
+                self._fail(
+                    number,
+                    item,
+                    Caught.REJECTED_MESSAGE,
+                    boot,
+                    wall,
+                    ErrorReport(
+                        error_class="celery.exceptions.Reject", text="the worker refused the message before running it"
+                    ),
+                    never_started=True,
+                )
+        elif kind == Kind.START:
+            delivery.started_boot = boot
+            delivery.holder = f"{self.folder.name}/{process}"
+        elif kind == Kind.CLAIMED:
+            if not item.known:
+                _identify(delivery, body)
+                item.known = True
+                delivery.received_boot, delivery.received_wall = boot, wall
+                self._received.append(delivery)
+            delivery.claimed = True
+            delivery.holder = f"{self.folder.name}/{process}"
+        elif kind == Kind.END:
+            self._apply_end(number, item, boot, wall, body, position)
+        elif kind == Kind.REQUEUE or (kind == Kind.CANCELLED and not delivery.acked):
+            self._end(number, item, EndState.RETURNED, boot, wall)
+        elif kind not in (Kind.ABORT, Kind.CANCELLED):
+            raise ValueError(f"unknown kind {kind}")
+
+    def _apply_received(self, number: int, item: _Open, boot: float, wall: float, body: bytes) -> None:
+        if item.known:
+            return
+        delivery = item.delivery
+        _identify(delivery, body)
+        item.known = True
+        delivery.received_boot, delivery.received_wall = boot, wall
+        if not item.last_boot:
+            item.last_boot, item.last_wall = boot, wall
+        self._received.append(delivery)
+        if item.early_end is not None:
+            state, at_boot, at_wall, error = item.early_end
+            self._end(number, item, state, at_boot, at_wall, error)
+
+    def _apply_end(self, number: int, item: _Open, boot: float, wall: float, body: bytes, position: int | None) -> None:
+        end = body[0]
+        if end == End.SUCCESS:
+            self._end(number, item, EndState.SUCCESS, boot, wall)
+        elif end == End.IGNORED:
+            self._end(number, item, EndState.IGNORED, boot, wall)
+        elif end == End.REFUSED:
+            self._end(number, item, EndState.REFUSED, boot, wall, self._open_error(body[1:]))
+        elif end in _FAILED_ENDS:
+            caught = Caught.FAILURE if end == End.REJECTED else Caught.REQUEUED_AFTER_ACK
+            self._look_ahead(number, item, position)
+            self._fail(number, item, caught, boot, wall, self._open_error(body[1:]))
+
+    def _apply_report(
+        self,
+        kind: Kind,
+        number: int,
+        boot: float,
+        wall: float,
+        body: bytes,
+        place: tuple[str, int, int],
+        position: int | None,
+    ) -> None:
+        _, identity, sealed_error, message = split_report_part(body)
+        if number in self._closed:
+            return
+        if number == 0:
+            found = self._newest_of(json.loads(identity)[0], place)
+            if found is None:
+                return
+            number = found
+        item = self._open.get(number)
+        if item is None:
+            item = self._open[number] = _Open(Delivery(token=self._token(number), task_id="", task=""))
+        item.places.append(place)
+        delivery = item.delivery
+        if not item.known:
+            _identify(delivery, identity)
+            item.known = True
+            delivery.received_boot, delivery.received_wall = boot, wall
+            self._received.append(delivery)
+        if kind in _DISPOSED:
+            delivery.acked = True
+        self._look_ahead(number, item, position)
+        if message and not delivery.sealed:
+            delivery.sealed, delivery.message_state, delivery.message_digest = split_message_part(message)
+            item.synthetic = True
+        error = self._open_error(sealed_error) if sealed_error else None
+        if kind == Kind.RETRY:
+            self._end(number, item, EndState.RETRY, boot, wall, error)
+        elif kind == Kind.REVOKED:
+            self._end(number, item, EndState.REVOKED, boot, wall)
+        else:
+            certain = kind in (Kind.EXPIRED, Kind.UNKNOWN, Kind.REJECTED) or self._never_started(delivery)
+            self._fail(
+                number,
+                item,
+                _CAUGHT[kind],
+                boot,
+                wall,
+                error or ErrorReport(error_class="", text=""),
+                never_started=certain,
+            )
+
+    def _look_ahead(self, number: int, item: _Open, position: int | None) -> None:
+        """Take the message from an entry that follows: main writes it a moment after the child's failure."""
+        delivery = item.delivery
+        if position is None or (delivery.sealed and not item.synthetic):
+            return
+        payload = self._ahead(number, position)
+        if payload is not None and payload[0] in _MESSAGES:
+            delivery.acked = True
+            delivery.sealed, delivery.message_state, delivery.message_digest = split_message_part(payload[ENTRY.size :])
+            item.synthetic = False
+
+    def _newest_of(self, task_id: str, place: tuple[str, int, int]) -> int | None:
+        """Return the delivery that an entry without a number means: the newest open one, or a new one if none is known.
+
+        None if a delivery with this id has ended here: then the entry repeats what was told.
+        """
+        for number in sorted(self._open, reverse=True):
+            if self._open[number].delivery.task_id == task_id:
+                return number
+        if task_id in self._closed.values():
+            return None
+        # Numbers count up from one; this one is as unique, and the same when the entry is read again.
+        return (1 << 62) + (crc32(place[0].encode()) << 28) + place[1] % (1 << 28)
+
+    # Events
+
+    def _end(
+        self, number: int, item: _Open, state: EndState, boot: float, wall: float, error: ErrorReport | None = None
+    ) -> None:
+        if not item.known:
+            item.early_end = state, boot, wall, error
+            return
+        self._events.append(Ended(delivery=item.delivery, state=state, at_boot=boot, at_wall=wall, error=error))
+        self._close(number, item)
+
+    def _fail(
+        self,
+        number: int,
+        item: _Open,
+        caught: Caught,
+        boot: float,
+        wall: float,
+        error: ErrorReport,
+        *,
+        never_started: bool = False,
+    ) -> None:
+        if not item.known and not self._identify_from_message(item):
+            self._damaged.append(f"a delivery failed ({caught}), but nothing says what it was")
+            self._close(number, item)
+            return
+        self._events.append(
+            Failed(
+                delivery=item.delivery,
+                caught=caught,
+                at_boot=boot,
+                at_wall=wall,
+                error=error,
+                never_started=never_started,
+            )
+        )
+        self._close(number, item)
+
+    def _close(self, number: int, item: _Open) -> None:
+        self._open.pop(number, None)
+        self._closed[number] = item.delivery.task_id
+        if len(self._closed) > _REMEMBERED:
+            del self._closed[next(iter(self._closed))]
+
+    def _settle_open(self, number: int, item: _Open) -> None:
+        delivery = item.delivery
+        boot, wall = item.last_boot, item.last_wall
+        if item.early_end is not None:
+            # It ended, and what it was is only in an entry that was never written: nothing was lost.
+            return
+        if not delivery.acked:
+            if item.known:
+                self._end(number, item, EndState.RETURNED, boot, wall)
+            return
+        if not item.known and not self._gaps:
+            # An acknowledgement that follows a delivery which ended in a segment that is gone.
+            return
+        never_started = self._never_started(delivery)
+        what = "before it started" if never_started else "while it ran"
+        self._fail(
+            number,
+            item,
+            Caught.WORKER_LOST,
+            boot,
+            wall,
+            ErrorReport(error_class=_LOST_CLASS, text=f"the worker died {what} this job", classes=_LOST_CLASSES),
+            never_started=never_started,
+        )
+
+    def _never_started(self, delivery: Delivery) -> bool:
+        """Tell whether it is certain that the body did not run; a repair's cannot run before its claim is written."""
+        unclaimed = bool(delivery.repair_id) and not delivery.claimed
+        return (delivery.started_boot is None or unclaimed) and not self._gaps
+
+    def _identify_from_message(self, item: _Open) -> bool:
+        """Learn what a delivery was from its sealed message, where the entry that says it could not be written."""
+        delivery = item.delivery
+        if not delivery.sealed:
+            return False
+        try:
+            raw = unpack_message(self._sealer.open(delivery.sealed, MESSAGE_CONTEXT))
+        except (SealError, ValueError):
+            return False
+        delivery.task_id = str(raw.headers.get("id") or raw.properties.get("correlation_id") or delivery.token)
+        delivery.task = str(raw.headers.get("task") or "")
+        retries = raw.headers.get("retries")
+        delivery.retries = retries if isinstance(retries, int) else 0
+        delivery.queue = delivery.routing_key = str(raw.delivery_info.get("routing_key") or "")
+        delivery.exchange = str(raw.delivery_info.get("exchange") or "")
+        delivery.root_id = str(raw.headers.get("root_id") or "")
+        item.known = True
+        self._received.append(delivery)
+        return True
+
+    def _batch(self, *, exhausted: bool) -> Batch:
+        batch = Batch(
+            events=tuple(self._events),
+            received=tuple(self._received),
+            offsets=dict(self._offsets),
+            boot_id=self._boot_id or (boot_id() if self.folder.is_of_this_boot else ""),
+            exhausted=exhausted,
+            damaged=tuple(self._damaged),
+        )
+        self._events, self._received, self._damaged = [], [], []
+        return batch
+
+    def _open_error(self, sealed: bytes) -> ErrorReport:
+        try:
+            return error_from_json(self._sealer.open(sealed, ERROR_CONTEXT))
+        except SealError as exc:
+            # The failure itself must not be lost with the key.
+            return ErrorReport(error_class="", text=f"what went wrong cannot be read: {exc}")
+
+    def _token(self, number: int) -> str:
+        return f"{self.folder.serial}.{number}"
+
+    # Letting go of segments
+
+    def _finished_segments(self) -> set[str]:
+        found: dict[str, list[tuple[int, Path]]] = {}
+        for path in self.folder.files():
+            process, segment = parse_file_name(path.name) or ("", 0)
+            if process != _CARRY:
+                found.setdefault(process, []).append((segment, path))
+        doomed = set()
+        for segments in found.values():
+            last = max(segments)[1]
+            for _, path in segments:
+                try:
+                    drained = self._offsets.get(path.name, 0) >= path.stat().st_size
+                except FileNotFoundError:
+                    continue
+                # The last segment of a living process still grows.
+                if drained and (path != last or not is_locked(path)):
+                    doomed.add(path.name)
+        return doomed
+
+    def _carry(self, doomed: Iterable[str]) -> None:
+        """Write the entries of open deliveries that lie in doomed segments, or were carried before, to a new file."""
+        gone = frozenset(doomed)
+        before = [path for path in self.folder.files() if path.name.startswith(_CARRY + ".")]
+        number = 1 + max((parsed[1] for path in before if (parsed := parse_file_name(path.name))), default=0)
+        name = file_name(_CARRY, number)
+        moved: list[tuple[_Open, int, tuple[str, int, int]]] = []
+        at = 0
+        temporary = self.folder.path / f"{name}.new"
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode=0o600)
+        with open(descriptor, "wb") as file:
+            # What ended there may still be followed by entries that repeat it.
+            closed = encode_json(list(self._closed.items())[-_CARRIED_CLOSED:]).encode()
+            at += file.write(make_frame(ENTRY.pack(Kind.CLOSED, 0, 0.0, 0.0) + closed))
+            for item in self._open.values():
+                for index, place in enumerate(item.places):
+                    if place[0] not in gone and not place[0].startswith(_CARRY + "."):
+                        continue
+                    frame = make_frame(self._carried_payload(place))
+                    file.write(frame)
+                    moved.append((item, index, (name, at, at + len(frame))))
+                    at += len(frame)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(self.folder.path / name)
+        for item, index, place in moved:
+            item.places[index] = place
+        for path in before:
+            path.unlink(missing_ok=True)
+
+    def _carried_payload(self, place: tuple[str, int, int]) -> bytes:
+        name, start, end = place
+        with (self.folder.path / name).open("rb") as file:
+            file.seek(start)
+            data = file.read(end - start)
+        payload = next(iter(read_frames(data, final=True)))
+        if isinstance(payload, str):
+            raise OSError(f"{name} changed under its reader")
+        content = payload.payload
+        if content[0] == Kind.CARRIED:
+            return content
+        process = name.partition(".")[0].encode()
+        _, _, boot, wall = ENTRY.unpack_from(content)
+        return ENTRY.pack(Kind.CARRIED, 0, boot, wall) + bytes((len(process),)) + process + content
+
+
+def _identify(delivery: Delivery, identity: bytes) -> None:
+    parts = json.loads(identity)
+    task_id, task, queue, retries = parts[:4]
+    delivery.task_id = delivery.root_id = task_id
+    delivery.task = task
+    delivery.queue = delivery.routing_key = queue
+    delivery.retries = retries
+    if len(parts) > 4:
+        for key, value in parts[4].items():
+            if (name := IDENTITY_NAMES.get(key)) is not None:
+                setattr(delivery, name, value)

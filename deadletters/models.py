@@ -1,0 +1,327 @@
+"""Dead letters, their occurrences, and what is known of the workers that had them."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import F, Q
+
+from deadletters.journal.events import Caught, MessageState
+from deadletters.outcome import Effects, OutcomeClass
+from deadletters.querysets import DeadLetterQuerySet, OccurrenceQuerySet, WorkerNodeQuerySet
+from grants.resources import Resource
+from incidents.models import Grouping, Incident, Severity
+from opsconsole.core.ids import new_id
+
+
+class LetterState(models.TextChoices):
+    """A letter's own state. "Acknowledged" and "resolved" are read from its incident and episode (C18)."""
+
+    OPEN = "open"  # a decision is wanted
+    RETRYING = "retrying"  # a repair is planned, sent or running; its job has not answered yet
+    REPAIRED = "repaired"  # the repaired job has succeeded
+    ALREADY_DONE = "already_done"  # a person found that it had taken effect
+    DISCARDED = "discarded"  # given up; the message is gone
+    OVERTAKEN = "overtaken"  # the original delivery succeeded after all
+
+
+UNSETTLED = (LetterState.OPEN, LetterState.RETRYING)
+SETTLED = (LetterState.REPAIRED, LetterState.ALREADY_DONE, LetterState.DISCARDED, LetterState.OVERTAKEN)
+
+
+def _choices(enum: type[Caught] | type[MessageState] | type[OutcomeClass] | type[Effects]) -> list[tuple[str, str]]:
+    return [(member.value, member.value) for member in enum]
+
+
+class DeadLetter(models.Model):
+    """One job that failed with no automatic attempt left.
+
+    Unresolved means: own state open or retrying, in the running episode of an incident that is not resolved. A letter
+    of an earlier episode was closed with that episode.
+    """
+
+    id = models.UUIDField(primary_key=True, default=new_id, editable=False)
+    tenant = models.CharField(max_length=100)
+    source = models.CharField(max_length=100)
+    fingerprint = models.CharField(max_length=500)
+    incident = models.ForeignKey(Incident, on_delete=models.PROTECT, related_name="letters")
+    episode = models.IntegerField(db_default=1)
+    job_type = models.CharField(max_length=255)
+    queue = models.CharField(max_length=200, db_default="")
+    job_id = models.CharField(max_length=200, db_default="")
+    task_id = models.CharField(max_length=255, db_default="")
+    actor_type = models.CharField(max_length=100, db_default="")
+    actor_id = models.CharField(max_length=200, db_default="")
+    state = models.CharField(max_length=12, choices=LetterState.choices, db_default=LetterState.OPEN)
+    outcome_class = models.CharField(max_length=12, choices=_choices(OutcomeClass))
+    outcome_reason = models.CharField(max_length=300, db_default="")
+    caught = models.CharField(max_length=30, choices=_choices(Caught))
+    error_code = models.CharField(max_length=64, db_default="queue_retries_exhausted")
+    error_class = models.CharField(max_length=255, db_default="")
+    error_text = models.TextField(db_default="")
+    call_site = models.CharField(max_length=300, db_default="")
+    attempts = models.IntegerField(db_default=1)
+    payload_version = models.IntegerField(db_default=1)
+    payload_preview = models.TextField(db_default="")
+    message_state = models.CharField(max_length=10, choices=_choices(MessageState), db_default="missing")
+    exchange = models.CharField(max_length=255, db_default="")
+    routing_key = models.CharField(max_length=255, db_default="")
+    priority = models.SmallIntegerField(null=True)
+    root_id = models.CharField(max_length=255, db_default="")
+    parent_id = models.CharField(max_length=255, db_default="")
+    group_id = models.CharField(max_length=255, db_default="")
+    chord_id = models.CharField(max_length=255, db_default="")
+    worker = models.CharField(max_length=255, db_default="")
+    release = models.CharField(max_length=100, db_default="")
+    trace_id = models.CharField(max_length=64, db_default="")
+    sentry_id = models.CharField(max_length=64, db_default="")
+    is_set_aside = models.BooleanField(db_default=False)
+    occurrence_count = models.BigIntegerField(db_default=0)
+    first_seen_at = models.DateTimeField()
+    last_seen_at = models.DateTimeField()
+    closed_at = models.DateTimeField(null=True)
+
+    objects = DeadLetterQuerySet.as_manager()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "source", "fingerprint"], name="ops_letter_fingerprint"),
+            models.CheckConstraint(
+                condition=~Q(tenant="*") & ~Q(tenant="") & ~Q(actor_type="*") & ~Q(actor_id="*"),
+                name="ops_letter_scope",
+            ),
+            models.CheckConstraint(condition=Q(state__in=LetterState.values), name="ops_letter_state"),
+            models.CheckConstraint(
+                condition=Q(state__in=UNSETTLED) | Q(closed_at__isnull=False), name="ops_letter_closed_at"
+            ),
+        ]
+        indexes = [
+            models.Index(F("last_seen_at").desc(), F("id").desc(), name="ops_letter_newest"),
+            models.Index(F("state"), F("last_seen_at").desc(), F("id").desc(), name="ops_letter_state_newest"),
+            models.Index(F("tenant"), F("last_seen_at").desc(), F("id").desc(), name="ops_letter_tenant_newest"),
+            models.Index(
+                F("incident"), F("state"), F("last_seen_at").desc(), F("id").desc(), name="ops_letter_of_incident"
+            ),
+            models.Index(
+                F("tenant"),
+                F("actor_type"),
+                F("actor_id"),
+                F("last_seen_at").desc(),
+                F("id").desc(),
+                name="ops_letter_of_actor",
+            ),
+            models.Index(F("task_id"), name="ops_letter_task_id"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.job_type} {self.job_id or self.task_id}"
+
+    @property
+    def resource(self) -> Resource:
+        """What a request that touches this letter touches."""
+        return Resource(
+            tenant=self.tenant,
+            actor_type=self.actor_type,
+            actor_id=self.actor_id,
+            target_type="dead_letter",
+            target_id=str(self.id),
+        )
+
+    def is_closed(self, incident: Incident) -> bool:
+        """Whether this letter is closed, by itself or with an episode of its incident."""
+        return self.state in SETTLED or incident.is_resolved or self.episode < incident.episode
+
+    def standing(self, incident: Incident) -> str:
+        """The state a reader sees: its own, or acknowledged or resolved as its incident says (A10, A11, C18)."""
+        if self.state in SETTLED or self.state == LetterState.RETRYING:
+            return str(self.state)
+        if self.is_closed(incident):
+            return "resolved"
+        return str(incident.state)
+
+
+class TracebackText(models.Model):
+    """One traceback, stored once however many occurrences have it."""
+
+    digest = models.CharField(primary_key=True, max_length=64)
+    text = models.TextField()
+
+
+class Occurrence(models.Model):
+    """One final failure of a letter; unique by delivery, so that a second report changes nothing (C2)."""
+
+    id = models.UUIDField(primary_key=True, default=new_id, editable=False)
+    letter = models.ForeignKey(DeadLetter, on_delete=models.CASCADE, related_name="occurrences")
+    tenant = models.CharField(max_length=100)
+    source = models.CharField(max_length=100)
+    delivery = models.CharField(max_length=300)
+    task_id = models.CharField(max_length=255, db_default="")
+    retries = models.IntegerField(db_default=0)
+    repair_id = models.UUIDField(null=True)
+    happened_at = models.DateTimeField()
+    is_exact = models.BooleanField(db_default=True)
+    recorded_at = models.DateTimeField()
+    is_late = models.BooleanField(db_default=False)
+    caught = models.CharField(max_length=30)
+    outcome_class = models.CharField(max_length=12)
+    outcome_reason = models.CharField(max_length=300, db_default="")
+    error_class = models.CharField(max_length=255, db_default="")
+    error_text = models.TextField(db_default="")
+    traceback = models.ForeignKey(TracebackText, null=True, on_delete=models.PROTECT, related_name="+")
+    worker = models.CharField(max_length=255, db_default="")
+    release = models.CharField(max_length=100, db_default="")
+
+    objects = OccurrenceQuerySet.as_manager()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "source", "delivery"], name="ops_occurrence_delivery"),
+        ]
+        indexes = [
+            models.Index(F("letter"), F("happened_at").desc(), F("id").desc(), name="ops_occurrence_of_letter"),
+        ]
+
+
+class Attempt(models.Model):
+    """One failed attempt that Celery retried by itself; kept for days, not for ever."""
+
+    id = models.UUIDField(primary_key=True, default=new_id, editable=False)
+    tenant = models.CharField(max_length=100)
+    source = models.CharField(max_length=100)
+    task_id = models.CharField(max_length=255)
+    retries = models.IntegerField()
+    job_type = models.CharField(max_length=255)
+    happened_at = models.DateTimeField()
+    duration_ms = models.BigIntegerField(null=True)
+    error_class = models.CharField(max_length=255, db_default="")
+    error_text = models.TextField(db_default="")
+    outcome_class = models.CharField(max_length=12)
+    outcome_reason = models.CharField(max_length=300, db_default="")
+    worker = models.CharField(max_length=255, db_default="")
+    release = models.CharField(max_length=100, db_default="")
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "source", "task_id", "retries"], name="ops_attempt_delivery"),
+        ]
+        indexes = [models.Index(F("happened_at"), name="ops_attempt_age")]
+
+
+class SealedMessage(models.Model):
+    """The original message as the worker received it, compressed and sealed: what a retry sends."""
+
+    letter = models.OneToOneField(DeadLetter, primary_key=True, on_delete=models.CASCADE, related_name="message")
+    blob = models.BinaryField()
+    key_id = models.CharField(max_length=64)
+    digest = models.CharField(max_length=64, db_default="")
+    stored_at = models.DateTimeField()
+
+    class Meta:
+        indexes = [models.Index(F("key_id"), F("letter"), name="ops_message_key")]
+
+
+class WorkerNode(models.Model):
+    """One worker's own report, written by its main process every ten seconds."""
+
+    id = models.CharField(primary_key=True, max_length=200)
+    source = models.CharField(max_length=100)
+    host = models.CharField(max_length=255)
+    boot_id = models.CharField(max_length=64, db_default="")
+    pid = models.IntegerField()
+    pool = models.CharField(max_length=40, db_default="")
+    concurrency = models.IntegerField(db_default=0)
+    release = models.CharField(max_length=100, db_default="")
+    celery_version = models.CharField(max_length=40, db_default="")
+    settings_digest = models.CharField(max_length=64, db_default="")
+    queues = models.TextField(db_default="[]")
+    tasks = models.TextField(db_default="{}")
+    journal_bytes = models.BigIntegerField(db_default=0)
+    journal_oldest_seconds = models.FloatField(db_default=0)
+    dropped_count = models.BigIntegerField(db_default=0)
+    trouble = models.TextField(db_default="")
+    started_at = models.DateTimeField()
+    seen_at = models.DateTimeField()
+    captured_at = models.DateTimeField(null=True)
+    stopped_at = models.DateTimeField(null=True)
+
+    objects = WorkerNodeQuerySet.as_manager()
+
+    class Meta:
+        indexes = [models.Index(F("source"), F("seen_at").desc(), name="ops_node_seen")]
+
+    def __str__(self) -> str:
+        return self.id
+
+
+class JournalFolder(models.Model):
+    """How far one worker's journal has been counted; committed together with what it counts."""
+
+    name = models.CharField(primary_key=True, max_length=200)
+    source = models.CharField(max_length=100)
+    offsets = models.TextField(db_default="{}")
+    changed_at = models.DateTimeField()
+    closed_at = models.DateTimeField(null=True)
+
+
+class TaskMinute(models.Model):
+    """What became of one task's deliveries in one minute.
+
+    Over any span: received = succeeded + failed + retried + ignored + revoked + lost + returned + in flight.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    tenant = models.CharField(max_length=100)
+    source = models.CharField(max_length=100)
+    job_type = models.CharField(max_length=255)
+    minute = models.DateTimeField()
+    received = models.BigIntegerField(db_default=0)
+    succeeded = models.BigIntegerField(db_default=0)
+    failed = models.BigIntegerField(db_default=0)
+    retried = models.BigIntegerField(db_default=0)
+    ignored = models.BigIntegerField(db_default=0)
+    revoked = models.BigIntegerField(db_default=0)
+    lost = models.BigIntegerField(db_default=0)
+    returned = models.BigIntegerField(db_default=0)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["source", "tenant", "job_type", "minute"], name="ops_task_minute"),
+        ]
+        indexes = [models.Index(F("minute"), name="ops_task_minute_age")]
+
+
+class TaskPolicy(models.Model):
+    """What is declared about foreign tasks whose name matches ``pattern``."""
+
+    id = models.BigAutoField(primary_key=True)
+    pattern = models.CharField(max_length=255, unique=True)
+    team = models.CharField(max_length=100, blank=True, db_default="")
+    severity = models.SmallIntegerField(choices=Severity.choices, db_default=Severity.HIGH)
+    runbook = models.CharField(max_length=500, blank=True, db_default="")
+    effects = models.CharField(max_length=12, choices=_choices(Effects), db_default=Effects.UNDECLARED)
+    safe_errors = models.TextField(blank=True, db_default="")
+    is_ignored = models.BooleanField(db_default=False)
+    max_age_seconds = models.IntegerField(null=True, blank=True)
+    grouping = models.CharField(max_length=10, choices=Grouping.choices, blank=True, db_default="")
+
+    def __str__(self) -> str:
+        return self.pattern
+
+
+class SetAsideEntry(models.Model):
+    """A journal entry that could not be recorded five times: kept sealed, shown, and replayable."""
+
+    id = models.UUIDField(primary_key=True, default=new_id, editable=False)
+    tenant = models.CharField(max_length=100)
+    source = models.CharField(max_length=100)
+    node = models.CharField(max_length=200)
+    job_type = models.CharField(max_length=255)
+    delivery = models.CharField(max_length=300)
+    reason = models.TextField()
+    blob = models.BinaryField()
+    set_aside_at = models.DateTimeField()
+    applied_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["source", "node", "delivery"], name="ops_set_aside_delivery"),
+        ]

@@ -1,0 +1,73 @@
+"""Names for sets of letters, occurrences and worker nodes."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from django.db import models
+from django.db.models import F, Q
+
+from grants.querysets import ScopedQuerySet
+from grants.resources import Resource
+from opsconsole.core.database import locked
+
+if TYPE_CHECKING:
+    from deadletters.models import DeadLetter
+
+NODE_IS_GONE_AFTER = timedelta(seconds=60)
+"""Six missed reports: a worker that has not reported for so long does not count as serving anything."""
+
+
+class DeadLetterQuerySet(ScopedQuerySet):
+    def unresolved(self) -> DeadLetterQuerySet:
+        """Letters that wait for a decision or for a repair's answer: what no resolved incident may hide."""
+        return self.filter(self.is_unresolved())
+
+    def resolved(self) -> DeadLetterQuerySet:
+        return self.exclude(self.is_unresolved())
+
+    @staticmethod
+    def is_unresolved() -> Q:
+        return Q(state__in=("open", "retrying")) & Q(episode=F("incident__episode")) & ~Q(incident__state="resolved")
+
+    def newest_first(self) -> DeadLetterQuerySet:
+        return self.order_by("-last_seen_at", "-id")
+
+    def oldest_first(self) -> DeadLetterQuerySet:
+        return self.order_by("first_seen_at", "id")
+
+    def scope(self, letter_id: UUID) -> Resource | None:
+        """Return the columns that never change after insert, or ``None`` if there is no such letter."""
+        row = self.filter(id=letter_id).values_list("tenant", "actor_type", "actor_id").first()
+        if row is None:
+            return None
+        tenant, actor_type, actor_id = row
+        return Resource(
+            tenant=tenant,
+            actor_type=actor_type,
+            actor_id=actor_id,
+            target_type="dead_letter",
+            target_id=str(letter_id),
+        )
+
+    def lock(self, letter_id: UUID) -> DeadLetter:
+        """Return the locked row; the caller has locked its incident before. Raises ``DeadLetter.DoesNotExist``."""
+        letter: DeadLetter = locked(self.filter(id=letter_id)).get()
+        return letter
+
+    def lock_many(self, letter_ids: list[UUID]) -> dict[UUID, DeadLetter]:
+        rows: list[DeadLetter] = list(locked(self.filter(id__in=letter_ids).order_by("id")))
+        return {row.id: row for row in rows}
+
+
+class OccurrenceQuerySet(models.QuerySet["Occurrence"]):
+    def newest_first(self) -> OccurrenceQuerySet:
+        return self.order_by("-happened_at", "-id")
+
+
+class WorkerNodeQuerySet(models.QuerySet["WorkerNode"]):
+    def live(self, now: datetime) -> WorkerNodeQuerySet:
+        """Workers that reported within the last minute and have not said good-bye."""
+        return self.filter(seen_at__gte=now - NODE_IS_GONE_AFTER, stopped_at__isnull=True)

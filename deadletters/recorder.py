@@ -1,0 +1,570 @@
+"""Recording: failures become letters, occurrences and incidents, many at a time, each exactly once.
+
+Lock order: incidents by id, letters by id, then occurrences. What is decided is decided under those locks, from rows
+read after they were had; a plan made from an unlocked read is thrown away when the locked rows disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from django.db import connection, transaction
+
+from deadletters.grouping import GroupingMode
+from deadletters.intake import Failure
+from deadletters.journal.events import Caught
+from deadletters.models import DeadLetter, LetterState, Occurrence, SealedMessage, TracebackText
+from deadletters.outcome import Judgement, OutcomeClass, combine
+from grants import audit
+from grants.access import SYSTEM_CAPABILITY
+from grants.audit import AuditEntry
+from grants.operators import SYSTEM
+from grants.resources import Resource
+from incidents.models import EpisodeEnd, Incident, IncidentNumber, IncidentState
+from opsconsole.core.canonical_json import canonical_json
+from opsconsole.core.database import RowWriter, locked, plain_value
+from opsconsole.core.ids import new_id
+
+LETTER_RECORDED = "queue.dead_lettered"
+INCIDENT_OPENED = "operations.incident_opened"
+INCIDENT_REOPENED = "operations.incident_reopened"
+PLANS_AT_MOST = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """What became of one failure."""
+
+    failure: Failure
+    letter_id: UUID
+    incident_id: UUID
+    is_new_letter: bool
+    is_new_occurrence: bool
+    is_late: bool = False
+
+
+class PlanOvertaken(Exception):
+    """Another transaction changed what the plan was made from; plan again."""
+
+
+def record_failures(failures: Sequence[Failure], *, now: datetime) -> list[Recorded]:
+    """Record ``failures`` inside the caller's transaction and say what became of each.
+
+    A delivery that is recorded already changes nothing (C2). Writes one audit event for each letter first recorded and
+    each incident opened or reopened (A5, C8).
+    """
+    recorded: list[Recorded] = []
+    for chunk in _without_repeats(failures):
+        for attempt in range(PLANS_AT_MOST):
+            try:
+                with transaction.atomic():
+                    recorded += _Recording(chunk, now).run()
+                break
+            except PlanOvertaken:
+                if attempt == PLANS_AT_MOST - 1:
+                    raise
+    return recorded
+
+
+def _without_repeats(failures: Sequence[Failure]) -> Iterable[list[Failure]]:
+    """Split so that no letter stands twice in one part: the second sees what the first has written."""
+    part: list[Failure] = []
+    seen: set[object] = set()
+    for failure in failures:
+        identity = failure.repaired_letter_id or (failure.tenant, failure.fingerprint)
+        if identity in seen:
+            yield part
+            part, seen = [], set()
+        seen.add(identity)
+        part.append(failure)
+    if part:
+        yield part
+
+
+class _Recording:
+    """One transaction's worth of failures, no letter twice."""
+
+    def __init__(self, failures: list[Failure], now: datetime) -> None:
+        self.failures = failures
+        self.now = now
+        self.letters: dict[object, DeadLetter] = {}
+        self.incidents: dict[UUID, Incident] = {}
+        self.by_key: dict[tuple[str, str, str], Incident] = {}
+        self.closed_at: dict[tuple[UUID, int], datetime] = {}
+        self.opened: set[UUID] = set()
+        self.reopened: dict[UUID, str] = {}
+        self.ends: list[EpisodeEnd] = []
+
+    def run(self) -> list[Recorded]:
+        self._lock()
+        known = self._known_occurrences()
+        results: list[Recorded] = []
+        new_letters: list[Failure] = []
+        new_occurrences: list[tuple[Failure, UUID, bool]] = []
+        changed: list[DeadLetter] = []
+        messages: list[tuple[Failure, UUID]] = []
+        for failure in self.failures:
+            letter = self.letters.get(self._identity(failure))
+            presumed = known.get((failure.tenant, failure.delivery))
+            if presumed is not None:
+                is_real = presumed.caught == Caught.WORKER_LOST and failure.caught != Caught.WORKER_LOST
+                if is_real and letter is not None and letter.id == presumed.letter_id:
+                    self._replace_presumed_loss(presumed, letter, failure)
+                    changed.append(letter)
+                results.append(self._result(failure, presumed.letter_id, is_new_occurrence=False))
+                continue
+            if letter is None:
+                incident = self._target(failure)
+                self._add_new_letter(incident, failure)
+                new_letters.append(failure)
+                new_occurrences.append((failure, failure.letter_id, False))
+                messages.append((failure, failure.letter_id))
+                results.append(
+                    Recorded(
+                        failure=failure,
+                        letter_id=failure.letter_id,
+                        incident_id=incident.id,
+                        is_new_letter=True,
+                        is_new_occurrence=True,
+                    )
+                )
+                continue
+            is_late = self._add_to_letter(letter, failure)
+            changed.append(letter)
+            new_occurrences.append((failure, letter.id, is_late))
+            results.append(
+                Recorded(
+                    failure=failure,
+                    letter_id=letter.id,
+                    incident_id=letter.incident_id,
+                    is_new_letter=False,
+                    is_new_occurrence=True,
+                    is_late=is_late,
+                )
+            )
+        self._write(new_letters, new_occurrences, changed, messages)
+        return results
+
+    # Planning and locking
+
+    def _identity(self, failure: Failure) -> object:
+        return failure.repaired_letter_id or (failure.tenant, failure.fingerprint)
+
+    def _key(self, failure: Failure) -> tuple[str, str, str]:
+        return failure.tenant, failure.source, failure.incident_key
+
+    def _lock(self) -> None:
+        """Make the incidents that may be needed, lock them all in the order of their ids, then the letters."""
+        found = {self._letter_identity(letter): letter for letter in self._read_letters()}
+        self._read_incidents(keys=[self._key(failure) for failure in self.failures])
+        needed = {
+            self._key(failure): failure
+            for failure in self.failures
+            if self._key(failure) not in self.by_key and self._may_need_target(found.get(self._identity(failure)))
+        }
+        made = self._make_incidents(needed)
+        ids = {incident.id for incident in self.by_key.values()}
+        ids.update(letter.incident_id for letter in found.values())
+        self.incidents = Incident.objects.lock_many(list(ids | made))
+        self.by_key = {(row.tenant, row.source, row.key): row for row in self.incidents.values()}
+        self.opened = made & set(self.incidents)
+        if found:
+            ids_of_letters = [letter.id for letter in found.values()]
+            for letter in DeadLetter.objects.lock_many(ids_of_letters).values():
+                if letter.incident_id not in self.incidents:
+                    raise PlanOvertaken
+                identity = letter.id if letter.id in self._repaired_ids() else self._letter_identity(letter)
+                self.letters[identity] = letter
+            self._read_episode_ends()
+
+    def _repaired_ids(self) -> set[UUID]:
+        return {failure.repaired_letter_id for failure in self.failures if failure.repaired_letter_id is not None}
+
+    def _letter_identity(self, letter: DeadLetter) -> object:
+        if letter.id in self._repaired_ids():
+            return letter.id
+        return letter.tenant, letter.fingerprint
+
+    def _read_letters(self) -> list[DeadLetter]:
+        plain = [failure for failure in self.failures if failure.repaired_letter_id is None]
+        letters: list[DeadLetter] = []
+        if plain:
+            letters += DeadLetter.objects.filter(
+                tenant__in={failure.tenant for failure in plain},
+                source=plain[0].source,
+                fingerprint__in=[failure.fingerprint for failure in plain],
+            ).select_related("incident")
+        repaired = self._repaired_ids()
+        if repaired:
+            letters += DeadLetter.objects.filter(id__in=repaired).select_related("incident")
+        return letters
+
+    def _read_incidents(self, keys: list[tuple[str, str, str]]) -> None:
+        rows = Incident.objects.filter(
+            tenant__in={key[0] for key in keys},
+            source__in={key[1] for key in keys},
+            key__in={key[2] for key in keys},
+        )
+        self.by_key = {(row.tenant, row.source, row.key): row for row in rows}
+
+    def _may_need_target(self, letter: DeadLetter | None) -> bool:
+        """A letter keeps its incident while it is unresolved, whatever its newest error."""
+        return letter is None or letter.is_closed(letter.incident)
+
+    def _make_incidents(self, needed: dict[tuple[str, str, str], Failure]) -> set[UUID]:
+        """Insert missing incidents with no counts, in the order of their keys, so that no two recorders cross."""
+        if not needed:
+            return set()
+        numbers = _draw_numbers(len(needed))
+        rows = []
+        for number, key in zip(numbers, sorted(needed), strict=True):
+            failure = needed[key]
+            is_job = failure.grouping == GroupingMode.JOB
+            rows.append(
+                (
+                    new_id(),
+                    number,
+                    failure.tenant,
+                    failure.source,
+                    failure.incident_key,
+                    failure.grouping.value,
+                    int(failure.severity),
+                    "queue_dead_letter",
+                    IncidentState.OPEN.value,
+                    failure.title,
+                    failure.summary,
+                    failure.job_type,
+                    ("queue_job" if failure.job_id else "queue_message") if is_job else "job_type",
+                    (failure.job_id or failure.delivery[:200]) if is_job else failure.job_type[:200],
+                    canonical_json({"jobType": failure.job_type, "sourceQueue": failure.queue}),
+                    0,
+                    0,
+                    0,
+                    0,
+                    failure.happened_at,
+                    failure.happened_at,
+                    1,
+                    self.now,
+                )  # fmt: skip
+            )
+        made = INCIDENTS.insert_returning(rows, "id")
+        if len(made) < len(rows):
+            # Another recorder made some of them first: read those, now that its transaction has ended.
+            self._read_incidents(keys=[self._key(failure) for failure in self.failures])
+        return {UUID(text) for text in made}
+
+    def _read_episode_ends(self) -> None:
+        wanted = {
+            letter.incident_id
+            for letter in self.letters.values()
+            if letter.closed_at is None and letter.is_closed(self.incidents[letter.incident_id])
+        }
+        if wanted:
+            for end in EpisodeEnd.objects.filter(incident_id__in=wanted):
+                self.closed_at[end.incident_id, end.episode] = end.resolved_at
+
+    def _known_occurrences(self) -> dict[tuple[str, str], Occurrence]:
+        rows = locked(
+            Occurrence.objects.filter(
+                tenant__in={failure.tenant for failure in self.failures},
+                source=self.failures[0].source,
+                delivery__in=[failure.delivery for failure in self.failures],
+            )
+        )
+        return {(row.tenant, row.delivery): row for row in rows}
+
+    # Deciding
+
+    def _target(self, failure: Failure) -> Incident:
+        incident = self.by_key.get(self._key(failure))
+        if incident is None:
+            raise PlanOvertaken
+        return incident
+
+    def _add_new_letter(self, incident: Incident, failure: Failure) -> None:
+        self._open_for(incident, failure)
+        incident.letter_count += 1
+        incident.unresolved_count += 1
+        incident.note_occurrence(failure.happened_at)
+        self._break_acknowledgement(incident, failure, is_failed_repair=False)
+
+    def _open_for(self, incident: Incident, failure: Failure) -> None:
+        """Make the incident one that may have an unresolved letter."""
+        if incident.is_resolved:
+            incident.reopen("recurred", self.now)
+            self.reopened[incident.id] = "recurred"
+
+    def _break_acknowledgement(self, incident: Incident, failure: Failure, *, is_failed_repair: bool) -> None:
+        """An acknowledgement holds, except for the reasons of C1; one incident per job is source system A's (A3)."""
+        reason = ""
+        if is_failed_repair:
+            reason = "repair_failed"
+        elif failure.severity > incident.severity:
+            reason = "severity_rose"
+        elif incident.acknowledged_until is not None and incident.occurrence_count > incident.acknowledged_until:
+            reason = "count_passed"
+        elif incident.grouping == GroupingMode.JOB.value:
+            reason = "recurred"
+        incident.severity = max(incident.severity, int(failure.severity))
+        if reason and incident.state == IncidentState.ACKNOWLEDGED:
+            incident.break_acknowledgement(reason)
+            self.reopened[incident.id] = reason
+
+    def _add_to_letter(self, letter: DeadLetter, failure: Failure) -> bool:
+        """Add an occurrence to a known letter; returns whether it is late."""
+        incident = self.incidents[letter.incident_id]
+        is_failed_repair = failure.repaired_letter_id is not None
+        letter.occurrence_count += 1
+        if letter.is_closed(incident):
+            if self._is_late(letter, incident, failure):
+                incident.note_occurrence(failure.happened_at, is_late=True)
+                return True
+            self._recur(letter, incident, failure)
+            judgement = failure.judgement
+        else:
+            incident.note_occurrence(failure.happened_at)
+            judgement = combine(_judgement_of(letter), failure.judgement)
+            if is_failed_repair:
+                letter.state = LetterState.OPEN
+            self._break_acknowledgement(incident, failure, is_failed_repair=is_failed_repair)
+        _describe(letter, failure, judgement)
+        return False
+
+    def _is_late(self, letter: DeadLetter, incident: Incident, failure: Failure) -> bool:
+        closed_at = letter.closed_at
+        if closed_at is None:
+            closed_at = self.closed_at.get((incident.id, letter.episode))
+        if closed_at is None and incident.is_resolved:
+            closed_at = incident.resolved_at
+        return closed_at is not None and failure.happened_at <= closed_at
+
+    def _recur(self, letter: DeadLetter, incident: Incident, failure: Failure) -> None:
+        """A closed letter that fails again is grouped anew and is unresolved again."""
+        # A repair's failure belongs where its repair was asked for; anything else goes to the incident of its cause.
+        target = incident if failure.repaired_letter_id is not None else self._target(failure)
+        if target.id != incident.id:
+            incident.letter_count -= 1
+            target.letter_count += 1
+        was_resolved = target.is_resolved
+        if was_resolved:
+            reason = "repair_failed" if failure.repaired_letter_id is not None else "recurred"
+            target.reopen(reason, self.now)
+            self.reopened[target.id] = reason
+        target.unresolved_count += 1
+        target.note_occurrence(failure.happened_at)
+        if not was_resolved:
+            self._break_acknowledgement(target, failure, is_failed_repair=failure.repaired_letter_id is not None)
+        letter.incident = target
+        letter.episode = target.episode
+        letter.state = LetterState.OPEN
+        letter.closed_at = None
+
+    def _replace_presumed_loss(self, presumed: Occurrence, letter: DeadLetter, failure: Failure) -> None:
+        """A delivery presumed lost has been heard of after all: what it said replaces the presumption."""
+        presumed.caught = failure.caught
+        presumed.error_class = failure.error_class
+        presumed.error_text = failure.error_text
+        presumed.outcome_class = failure.judgement.outcome
+        presumed.outcome_reason = failure.judgement.reason
+        presumed.happened_at = failure.happened_at
+        presumed.save(
+            update_fields=["caught", "error_class", "error_text", "outcome_class", "outcome_reason", "happened_at"]
+        )
+        _describe(letter, failure, combine(_judgement_of(letter), failure.judgement))
+
+    def _result(self, failure: Failure, letter_id: UUID, *, is_new_occurrence: bool) -> Recorded:
+        letter = self.letters.get(self._identity(failure))
+        return Recorded(
+            failure=failure,
+            letter_id=letter_id,
+            incident_id=letter.incident_id if letter is not None else letter_id,
+            is_new_letter=False,
+            is_new_occurrence=is_new_occurrence,
+        )
+
+    # Writing
+
+    def _write(
+        self,
+        new_letters: list[Failure],
+        new_occurrences: list[tuple[Failure, UUID, bool]],
+        changed: list[DeadLetter],
+        messages: list[tuple[Failure, UUID]],
+    ) -> None:
+        inserted = LETTERS.insert_returning([self._letter_row(failure) for failure in new_letters], "id")
+        if len(inserted) < len(new_letters):
+            raise PlanOvertaken
+        tracebacks = {f.traceback_digest: f.traceback for f, _id, _late in new_occurrences if f.traceback_digest}
+        # In the order of their digests: two recorders inserting the same ones would otherwise wait for each other.
+        TRACEBACKS.insert(sorted(tracebacks.items()))
+        written = OCCURRENCES.insert([self._occurrence_row(*item) for item in new_occurrences])
+        if written < len(new_occurrences):
+            raise PlanOvertaken
+        MESSAGES.insert(
+            [
+                (letter_id, failure.blob, failure.key_id, failure.message_digest, self.now)
+                for failure, letter_id in messages
+                if failure.blob
+            ]
+        )
+        _save_letters(changed)
+        used = self._used_incidents()
+        Incident.objects.save_recorded([incident for incident in self.incidents.values() if incident.id in used])
+        unused = self.opened - used
+        if unused:
+            Incident.objects.filter(id__in=unused).delete()
+        self._audit(new_letters)
+
+    def _used_incidents(self) -> set[UUID]:
+        before = {incident.id for incident in self.incidents.values() if incident.occurrence_count > 0}
+        return before | set(self.reopened)
+
+    def _letter_row(self, failure: Failure) -> tuple[Any, ...]:
+        incident = self._target(failure)
+        return (
+            failure.letter_id, failure.tenant, failure.source, failure.fingerprint, incident.id, incident.episode,
+            failure.job_type, failure.queue, failure.job_id, failure.task_id, failure.actor_type, failure.actor_id,
+            LetterState.OPEN.value, failure.judgement.outcome.value, failure.judgement.reason[:300],
+            failure.caught.value, "queue_retries_exhausted", failure.error_class, failure.error_text,
+            failure.call_site, failure.retries + 1, 1, failure.preview, failure.message_state.value,
+            failure.exchange, failure.routing_key, failure.priority, failure.root_id, failure.parent_id,
+            failure.group_id, failure.chord_id, failure.worker, failure.release, failure.trace_id,
+            failure.sentry_id, failure.is_set_aside, 1, failure.happened_at, failure.happened_at,
+        )  # fmt: skip
+
+    def _occurrence_row(self, failure: Failure, letter_id: UUID, is_late: bool) -> tuple[Any, ...]:
+        return (
+            new_id(), letter_id, failure.tenant, failure.source, failure.delivery, failure.task_id, failure.retries,
+            failure.repair_id, failure.happened_at, failure.is_exact, self.now, is_late, failure.caught.value,
+            failure.judgement.outcome.value, failure.judgement.reason[:300], failure.error_class,
+            failure.error_text, failure.traceback_digest or None, failure.worker, failure.release,
+        )  # fmt: skip
+
+    def _audit(self, new_letters: list[Failure]) -> None:
+        events = [
+            AuditEntry(
+                action=LETTER_RECORDED,
+                operator=SYSTEM,
+                capability=SYSTEM_CAPABILITY,
+                resource=Resource(
+                    tenant=failure.tenant,
+                    actor_type=failure.actor_type,
+                    actor_id=failure.actor_id,
+                    target_type="dead_letter",
+                    target_id=str(failure.letter_id),
+                ),
+                key=f"dead-letter:{failure.source}:{failure.fingerprint}",
+                outcome={
+                    "errorCode": "queue_retries_exhausted",
+                    "incident": str(self._target(failure).id),
+                    "jobType": failure.job_type,
+                    "version": 1,
+                },
+            )
+            for failure in new_letters
+        ]
+        for incident_id in sorted(self.opened | set(self.reopened)):
+            incident = self.incidents[incident_id]
+            if incident_id in self.opened and incident.occurrence_count == 0:
+                continue
+            reason = self.reopened.get(incident_id, "")
+            events.append(incident_event(incident, reason, self.now))
+        audit.record_many(events, at=self.now)
+
+
+def incident_event(incident: Incident, reason: str, now: datetime) -> AuditEntry:
+    """Return the audit event of an incident that opened ("" as reason) or opened again (C8)."""
+    return AuditEntry(
+        action=INCIDENT_REOPENED if reason else INCIDENT_OPENED,
+        operator=SYSTEM,
+        capability=SYSTEM_CAPABILITY,
+        resource=incident.resource,
+        key=f"opened:{incident.id}:{incident.episode}:{reason}:{now.isoformat()}",
+        outcome={"episode": incident.episode, "number": incident.number, "reason": reason},
+    )
+
+
+def _judgement_of(letter: DeadLetter) -> Judgement:
+    return Judgement(outcome=OutcomeClass(letter.outcome_class), reason=letter.outcome_reason)
+
+
+def _describe(letter: DeadLetter, failure: Failure, judgement: Judgement) -> None:
+    """Replace a letter's details by its newest failure's; when it was first seen stays (A3)."""
+    letter.outcome_class = judgement.outcome
+    letter.outcome_reason = judgement.reason[:300]
+    letter.caught = failure.caught
+    letter.error_class = failure.error_class
+    letter.error_text = failure.error_text
+    letter.call_site = failure.call_site
+    letter.attempts = failure.retries + 1
+    letter.worker = failure.worker
+    letter.release = failure.release
+    letter.last_seen_at = max(letter.last_seen_at, failure.happened_at)
+
+
+CHANGED = (
+    "incident_id", "episode", "state", "outcome_class", "outcome_reason", "caught", "error_class", "error_text",
+    "call_site", "attempts", "worker", "release", "occurrence_count", "last_seen_at", "closed_at",
+)  # fmt: skip
+
+
+def _save_letters(letters: list[DeadLetter]) -> None:
+    """Write the changed columns of locked letters, one statement however many they are."""
+    if not letters:
+        return
+    plain: Callable[[Any], Any] = lambda value: value  # noqa: E731
+    if connection.vendor == "sqlite":
+        plain = lambda value: plain_value(connection, value)  # noqa: E731
+    assignments = ", ".join(f"{name} = %s" for name in CHANGED)
+    with connection.cursor() as cursor:
+        cursor.executemany(
+            f"UPDATE {DeadLetter._meta.db_table} SET {assignments} WHERE id = %s",  # noqa: S608
+            [[plain(getattr(letter, name)) for name in (*CHANGED, "id")] for letter in letters],
+        )
+
+
+def _draw_numbers(count: int) -> list[int]:
+    """Return ``count`` fresh incident numbers; a number drawn in a transaction that fails is not used again."""
+    rows = IncidentNumber.objects.bulk_create([IncidentNumber() for _ in range(count)])
+    return sorted(row.id for row in rows)
+
+
+INCIDENTS = RowWriter(
+    Incident,
+    (
+        "id", "number", "tenant", "source", "key", "grouping", "severity", "category", "state", "title", "summary",
+        "job_type", "entity_type", "entity_id", "metadata", "occurrence_count", "letter_count", "unresolved_count",
+        "late_count", "first_seen_at", "last_seen_at", "episode", "opened_at",
+    ),
+    suffix="ON CONFLICT (tenant, source, key) DO NOTHING",
+)  # fmt: skip
+LETTERS = RowWriter(
+    DeadLetter,
+    (
+        "id", "tenant", "source", "fingerprint", "incident", "episode", "job_type", "queue", "job_id", "task_id",
+        "actor_type", "actor_id", "state", "outcome_class", "outcome_reason", "caught", "error_code", "error_class",
+        "error_text", "call_site", "attempts", "payload_version", "payload_preview", "message_state", "exchange",
+        "routing_key", "priority", "root_id", "parent_id", "group_id", "chord_id", "worker", "release", "trace_id",
+        "sentry_id", "is_set_aside", "occurrence_count", "first_seen_at", "last_seen_at",
+    ),
+    suffix="ON CONFLICT (tenant, source, fingerprint) DO NOTHING",
+)  # fmt: skip
+TRACEBACKS = RowWriter(TracebackText, ("digest", "text"), suffix="ON CONFLICT (digest) DO NOTHING")
+OCCURRENCES = RowWriter(
+    Occurrence,
+    (
+        "id", "letter", "tenant", "source", "delivery", "task_id", "retries", "repair_id", "happened_at", "is_exact",
+        "recorded_at", "is_late", "caught", "outcome_class", "outcome_reason", "error_class", "error_text",
+        "traceback", "worker", "release",
+    ),
+    suffix="ON CONFLICT (tenant, source, delivery) DO NOTHING",
+)  # fmt: skip
+MESSAGES = RowWriter(
+    SealedMessage,
+    ("letter", "blob", "key_id", "digest", "stored_at"),
+    suffix="ON CONFLICT (letter_id) DO NOTHING",
+)

@@ -1,0 +1,247 @@
+"""Writing the audit trail, and answering a repeated request from it.
+
+An audit row is also the receipt of the request that it records (STYLE: one complete insert in the same transaction).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.db import IntegrityError, connection, transaction
+
+from grants import sql
+from grants.access import Capability
+from grants.actions import Action
+from grants.errors import IdempotencyKeyInvalid, IdempotencyKeyMissing, IdempotencyKeyReused, ReasonInvalid
+from grants.leaf import LEAF_COLUMNS, LEAF_VERSION, hash_leaf
+from grants.models import REASON_LENGTH, AuditEvent, Verdict
+from grants.operators import Operator, OperatorKind
+from grants.resources import Resource
+from opsconsole.core.canonical_json import JsonValue, canonical_json
+from opsconsole.core.database import RowWriter, database_now
+from opsconsole.core.ids import new_id
+from opsconsole.core.request_id import current_request_id
+
+COLUMNS = (*LEAF_COLUMNS[LEAF_VERSION], "leaf_hash")
+KEY_LENGTH = 255  # of a client's key; a key that we derive from it may be longer
+LIMITS: dict[str, int | None] = {field.attname: field.max_length for field in AuditEvent._meta.concrete_fields}
+WRITER = RowWriter(AuditEvent, COLUMNS)
+NEW_WRITER = RowWriter(AuditEvent, COLUMNS, suffix="ON CONFLICT DO NOTHING")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEntry:
+    """One audit row to be written; see ``record`` for what each part means."""
+
+    action: str
+    operator: Operator
+    resource: Resource
+    capability: Capability
+    outcome: Mapping[str, JsonValue]
+    reason: str = ""
+    key: str | None = None
+    digest: str = ""
+    request_id: str = ""
+
+
+def replayed(
+    *, key: str, action: str, operator: Operator, target_type: str, target_id: str, digest: str
+) -> AuditEvent | None:
+    """Return the row that this very request left when it was made before, or None if the key is new (A9, C4).
+
+    Call it after authorising and after locking the target. A key belongs to its operator and action, in every tenant;
+    raises ``IdempotencyKeyReused`` if it was used for another target or with another body. Keys of the system are
+    derived from facts and may repeat from tenant to tenant, so there another target's row is none of ours.
+    """
+    target_id = fitted(target_id, LIMITS["target_id"])
+    rows = AuditEvent.objects.filter(
+        operator_kind=operator.kind, operator_id=operator.id, action=action, idempotency_key=stored_key(key)
+    ).order_by("id")
+    if operator.kind is OperatorKind.SYSTEM:
+        rows = rows.filter(target_type=target_type, target_id=target_id)
+    found: AuditEvent | None = rows.first()
+    if found is None:
+        return None
+    if (found.target_type, found.target_id, found.request_digest) != (target_type, target_id, digest):
+        raise IdempotencyKeyReused
+    return found
+
+
+def record(
+    *,
+    action: str,
+    operator: Operator,
+    resource: Resource,
+    capability: Capability,
+    outcome: Mapping[str, JsonValue],
+    reason: str = "",
+    key: str | None = None,
+    digest: str = "",
+    request_id: str = "",
+    at: datetime | None = None,
+) -> AuditEvent:
+    """Write one row in the caller's transaction and return it.
+
+    ``action`` is the fact that happened (``operations.incident_resolved``), ``outcome`` what a replay answers with:
+    JSON without floats. ``at`` is the database's clock if the caller has read it already. Raises
+    ``IdempotencyKeyReused`` if another request with this key came first; the transaction stays usable.
+    """
+    entry = AuditEntry(
+        action=action,
+        operator=operator,
+        resource=resource,
+        capability=capability,
+        outcome=outcome,
+        reason=reason,
+        key=key,
+        digest=digest,
+        request_id=request_id,
+    )
+    columns = _columns(entry, at or database_now())
+    try:
+        with nullcontext() if key is None else transaction.atomic():
+            WRITER.insert([_values(columns)])
+    except IntegrityError as error:
+        if key is not None and sql.violates_key(error):
+            raise IdempotencyKeyReused from error
+        raise
+    event = AuditEvent(**columns)
+    event._state.adding = False
+    event._state.db = "default"
+    return event
+
+
+def record_many(entries: Sequence[AuditEntry], *, at: datetime | None = None) -> int:
+    """Write many rows with one statement and return how many were new; a key that exists already is skipped.
+
+    For the system's batches, whose keys are derived from facts: recording a fact again is no error.
+    """
+    if not entries:
+        return 0
+    now = at or database_now()
+    # In key order: two batches that insert the same keys the other way round would wait for each other.
+    ordered = sorted(entries, key=lambda entry: (entry.resource.tenant, entry.key or ""))
+    return _insert_new([_values(_columns(entry, now)) for entry in ordered])
+
+
+def record_denied(*, operator: Operator, action: Action, resource: Resource, at: datetime, denial_key: str) -> None:
+    """Write the row of a denial unless one with this ``denial_key`` is there; called by ``service`` only."""
+    nothing = Capability(id="", text="")
+    entry = AuditEntry(action=action.value, operator=operator, resource=resource, capability=nothing, outcome={})
+    columns = _columns(entry, at, verdict=Verdict.DENIED, denial_key=denial_key)
+    _insert_new([_values(columns)])
+
+
+def request_digest(body: Mapping[str, Any]) -> str:
+    """Return the hash of a request's validated body: what tells a repeated request from another one with its key."""
+    return hashlib.sha256(canonical_json(_hashable(body)).encode(errors="backslashreplace")).hexdigest()
+
+
+def validate_key(text: str | None) -> str:
+    """Return the key that an ``Idempotency-Key`` header holds, bare or as a quoted string (RFC 8941).
+
+    Raises ``IdempotencyKeyMissing`` for None or nothing, ``IdempotencyKeyInvalid`` for what is no key.
+    """
+    key = (text or "").strip(" \t")
+    if not key:
+        raise IdempotencyKeyMissing
+    if key.startswith('"'):
+        quoted = re.fullmatch(r'"((?:[^"\\]|\\["\\])*)"', key)
+        if quoted is None:
+            raise IdempotencyKeyInvalid
+        key = re.sub(r'\\(["\\])', r"\1", quoted.group(1))
+    if not re.fullmatch(rf"[\x20-\x7e]{{1,{KEY_LENGTH}}}", key):
+        raise IdempotencyKeyInvalid
+    return key
+
+
+def validate_reason(text: str) -> str:
+    """Return a reason without surrounding space; raises ``ReasonInvalid`` unless 1 to 500 characters remain (B4)."""
+    reason = text.strip()
+    if not 1 <= len(reason) <= REASON_LENGTH:
+        raise ReasonInvalid
+    return reason
+
+
+def stored_key(key: str) -> str:
+    """Return ``key`` as the column holds it: a derived one that is too long keeps its head and gets a hash (C10)."""
+    return fitted(key, LIMITS["idempotency_key"])
+
+
+def fitted(value: str, limit: int | None) -> str:
+    """Return text that both databases can store: no NUL or lone surrogate, and not longer than ``limit``.
+
+    What was cut has the hash of the whole beside it, so that two long values never become one.
+    """
+    text = value.encode(errors="backslashreplace").decode().replace("\x00", "\\x00")
+    if limit is None or len(text) <= limit:
+        return text
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return f"{text[: limit - len(digest) - 1]}:{digest}"
+
+
+def _columns(
+    entry: AuditEntry, at: datetime, *, verdict: Verdict = Verdict.ALLOWED, denial_key: str | None = None
+) -> dict[str, Any]:
+    """Return every column of the row, hash included."""
+    resource = entry.resource
+    target_type, target_id = resource.target_type, resource.target_id
+    if not target_type and resource.command_id:
+        target_type, target_id = "command", resource.command_id
+    columns: dict[str, Any] = {
+        "id": new_id(),
+        "at": at,
+        "tenant": resource.tenant,
+        "operator_kind": entry.operator.kind.value,
+        "operator_id": entry.operator.id,
+        "operator_name": entry.operator.name,
+        "action": entry.action,
+        "actor_type": resource.actor_type,
+        "actor_id": resource.actor_id,
+        "target_type": target_type,
+        "target_id": target_id,
+        "capability": entry.capability.text,
+        "reason": entry.reason,
+        "verdict": verdict.value,
+        # B2 wants "denied" as the outcome itself.
+        "outcome": canonical_json("denied" if verdict is Verdict.DENIED else dict(entry.outcome)),
+        "idempotency_key": entry.key,
+        "request_digest": entry.digest,
+        "request_id": entry.request_id or current_request_id(),
+        "denial_key": denial_key,
+        "leaf_version": LEAF_VERSION,
+    }
+    for name, value in columns.items():
+        if isinstance(value, str):
+            columns[name] = fitted(value, LIMITS[name])
+    columns["leaf_hash"] = hash_leaf(columns)
+    return columns
+
+
+def _insert_new(rows: list[tuple[Any, ...]]) -> int:
+    if connection.vendor == "postgresql":
+        return NEW_WRITER.insert(rows)
+    return sql.insert_new_on_sqlite(connection, COLUMNS, rows)
+
+
+def _values(columns: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(columns[name] for name in COLUMNS)
+
+
+def _hashable(value: Any) -> Any:
+    """Return a validated value as JSON without floats; only for hashing, never to be read back."""
+    if isinstance(value, Mapping):
+        return {str(name): _hashable(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_hashable(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted(canonical_json(_hashable(item)) for item in value)
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    return {type(value).__name__: str(value)}

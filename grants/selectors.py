@@ -1,0 +1,216 @@
+"""Reads about grants: who holds what, until when, and why somebody may or may not do a thing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.contrib.auth.base_user import AbstractBaseUser
+from django.contrib.auth.models import Group
+from django.db.models import F, Q, QuerySet
+
+from grants.access import Capability, find_capability
+from grants.actions import Action
+from grants.models import SCOPE_FIELDS, ApiToken, ScopeGroupGrant, ScopeUserGrant
+from grants.operators import Operator, OperatorKind
+from grants.principals import group_ids, live
+from grants.resources import ANY, Resource
+from opsconsole.core.database import database_now
+
+EXPLAINED_GRANTS = 10
+LISTED_GRANTS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldGrant:
+    """One grant as a page shows it; ``id`` is ``user-grant:5`` or ``group-grant:7``."""
+
+    id: str
+    holder: str  # a username, or a group's name
+    is_group: bool
+    action: str
+    tenant: str
+    actor_type: str
+    actor_id: str
+    command_id: str
+    granted_by_name: str
+    reason: str
+    granted_at: datetime
+    expires_at: datetime | None
+    is_live: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One field of a grant beside the same field of what was asked."""
+
+    field: str
+    wanted: str
+    granted: str
+
+    @property
+    def matches(self) -> bool:
+        """Whether the grant covers the wanted value."""
+        return self.granted in (ANY, self.wanted)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Why an operator may or may not do one thing; ``allowed`` is what ``authorise`` itself says (C15).
+
+    Allowed: ``capability`` and each field ``compared``. Not allowed: ``reasons``, nearest first.
+    """
+
+    allowed: bool
+    operator: str
+    action: str
+    resource: Resource
+    capability: Capability | None
+    compared: tuple[Comparison, ...]
+    reasons: tuple[str, ...]
+
+
+def explain(operator: Operator, action: Action, resource: Resource) -> Explanation:
+    """Say whether ``operator`` may do ``action`` on ``resource``, and name the capability or what is missing.
+
+    Whoever shows the answer must be allowed to see it; asking changes and audits nothing.
+    """
+    capability = find_capability(operator, action, resource)
+    if capability is None:
+        reasons = tuple(_why_not(operator, action, resource))
+        compared: tuple[Comparison, ...] = ()
+    else:
+        reasons = ()
+        compared = _compare_capability(capability, action, resource)
+    return Explanation(
+        allowed=capability is not None,
+        operator=operator.name,
+        action=action.value,
+        resource=resource,
+        capability=capability,
+        compared=compared,
+        reasons=reasons,
+    )
+
+
+def grants_of_user(user: AbstractBaseUser) -> list[HeldGrant]:
+    """Return the grants of a user and of their groups, ended ones included, own ones first."""
+    return _held(
+        ScopeUserGrant.objects.filter(user_id=user.pk), ScopeGroupGrant.objects.filter(group_id__in=group_ids(user.pk))
+    )
+
+
+def grants_visible_to(
+    operator: Operator, *, user: AbstractBaseUser | None = None, group: Group | None = None
+) -> list[HeldGrant]:
+    """Return the grants that ``operator`` may manage and their own, of one user or group if given; 1,000 at most."""
+    users = ScopeUserGrant.objects.visible_to(operator, Action.GRANTS_MANAGE)
+    groups = ScopeGroupGrant.objects.visible_to(operator, Action.GRANTS_MANAGE)
+    if operator.user_id is not None:
+        users = users | ScopeUserGrant.objects.filter(user_id=operator.user_id)
+        groups = groups | ScopeGroupGrant.objects.filter(group_id__in=group_ids(operator.user_id))
+    if user is not None:
+        users = users.filter(user_id=user.pk)
+        groups = groups.filter(group_id__in=group_ids(user.pk))
+    if group is not None:
+        users = users.none()
+        groups = groups.filter(group_id=group.pk)
+    return _held(users, groups)
+
+
+def ends_of(operator: Operator, action: Action, resource: Resource) -> list[datetime | None]:
+    """Return the ends of all live grants by which ``operator`` may do ``action`` on ``resource``; None = never."""
+    covering = Q(action=action.value)
+    for field in SCOPE_FIELDS:
+        covering &= Q(**{f"{field}__in": (ANY, getattr(resource, field))})
+    own = ScopeUserGrant.objects.live().filter(covering, user_id=operator.user_id)
+    shared = ScopeGroupGrant.objects.live().filter(covering, group_id__in=group_ids(operator.user_id))
+    return [*own.values_list("expires_at", flat=True), *shared.values_list("expires_at", flat=True)]
+
+
+def _held(users: QuerySet[ScopeUserGrant], groups: QuerySet[ScopeGroupGrant]) -> list[HeldGrant]:
+    now = database_now()
+    username = f"user__{get_user_model().USERNAME_FIELD}"
+    own = users.annotate(holder=F(username)).order_by("holder", "action", "id")[:LISTED_GRANTS]
+    shared = groups.annotate(holder=F("group__name")).order_by("holder", "action", "id")[:LISTED_GRANTS]
+    return [_as_held(row, now) for row in (*own, *shared)][:LISTED_GRANTS]
+
+
+def _as_held(row: Any, now: datetime) -> HeldGrant:
+    return HeldGrant(
+        id=str(row),
+        holder=str(row.holder),
+        is_group=isinstance(row, ScopeGroupGrant),
+        action=row.action,
+        tenant=row.tenant,
+        actor_type=row.actor_type,
+        actor_id=row.actor_id,
+        command_id=row.command_id,
+        granted_by_name=row.granted_by_name,
+        reason=row.reason,
+        granted_at=row.granted_at,
+        expires_at=row.expires_at,
+        is_live=row.expires_at is None or row.expires_at > now,
+    )
+
+
+def _compare(action: Action, resource: Resource, granted: Any) -> tuple[Comparison, ...]:
+    fields = (
+        Comparison(field=field, wanted=getattr(resource, field), granted=getattr(granted, field))
+        for field in SCOPE_FIELDS
+    )
+    return (Comparison(field="action", wanted=action.value, granted=granted.action), *fields)
+
+
+def _compare_capability(capability: Capability, action: Action, resource: Resource) -> tuple[Comparison, ...]:
+    source, _, number = capability.id.partition(":")
+    models: dict[str, Any] = {"user-grant": ScopeUserGrant, "group-grant": ScopeGroupGrant}
+    if source not in models:
+        return ()
+    row = models[source].objects.filter(pk=int(number)).first()
+    return _compare(action, resource, row) if row is not None else ()
+
+
+def _why_not(operator: Operator, action: Action, resource: Resource) -> Iterable[str]:
+    if operator.user_id is None:
+        yield "A shell has no permissions of its own; name the user to act for with --operator."
+        return
+    user = get_user_model()._base_manager.filter(pk=operator.user_id).first()
+    if user is None or not user.is_active or not getattr(user, "is_staff", False):
+        yield "Only an active staff user is an operator."
+        return
+    if operator.kind is OperatorKind.TOKEN:
+        yield from _why_not_by_token(operator, action, resource)
+    held = grants_of_user(user)
+    of_action = [grant for grant in held if grant.action == action.value]
+    if not of_action:
+        yield f"None of {user.get_username()}'s {len(held)} permissions names this action."
+    yield from _why_not_by_grants(of_action, action, resource)
+
+
+def _why_not_by_token(operator: Operator, action: Action, resource: Resource) -> Iterable[str]:
+    if not ApiToken.objects.filter(live("expiry"), public_id=operator.id).exists():
+        yield "The token was revoked or has ended."
+    if action not in (operator.token_actions or ()):
+        yield "The token does not name this action."
+    if operator.token_tenant not in (ANY, resource.tenant):
+        yield f"The token is for tenant {operator.token_tenant} only."
+
+
+def _why_not_by_grants(grants: Sequence[HeldGrant], action: Action, resource: Resource) -> Iterable[str]:
+    """Explain each near miss, those with the fewest differences first."""
+    misses = []
+    for grant in grants:
+        wrong = [one for one in _compare(action, resource, grant) if not one.matches]
+        parts = [f"{one.field} is {one.granted}, not {one.wanted or 'none'}" for one in wrong]
+        if not grant.is_live and grant.expires_at is not None:
+            parts.append(f"it ended at {grant.expires_at:%Y-%m-%d %H:%M} UTC")
+        if parts:  # a covering grant is no reason: then only the token stood in the way
+            misses.append((len(parts), f"{grant.id}: {'; '.join(parts)}."))
+    for _, text in sorted(misses)[:EXPLAINED_GRANTS]:
+        yield text
+    if len(misses) > EXPLAINED_GRANTS:
+        yield f"{len(misses) - EXPLAINED_GRANTS} more permissions for this action don't cover it either."

@@ -1,0 +1,116 @@
+"""What both databases need to be told differently: the clock, row locks, and inserting many rows at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from django.db import DEFAULT_DB_ALIAS, connections, models
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+
+def database_now(using: str = DEFAULT_DB_ALIAS) -> datetime:
+    """Return the database's clock, aware and in UTC: what decides what is stale (C12).
+
+    Inside a transaction this is the time of the call, not of the transaction's start. SQLite lives in this process, so
+    its clock is this host's.
+    """
+    connection = connections[using]
+    if connection.vendor != "postgresql":
+        return datetime.now(UTC)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT clock_timestamp()")
+        row = cursor.fetchone()
+    moment: datetime = row[0]
+    return moment.astimezone(UTC)
+
+
+def locked(queryset: models.QuerySet[Any], *, skip: bool = False, of: tuple[str, ...] = ("self",)) -> Any:
+    """Return ``queryset`` locking its rows; on SQLite the IMMEDIATE transaction is the lock."""
+    if connections[queryset.db].vendor != "postgresql":
+        return queryset
+    return queryset.select_for_update(skip_locked=skip, of=of)
+
+
+class RowWriter:
+    """Inserts many rows of one model with one statement: arrays on PostgreSQL, ``executemany`` on SQLite.
+
+    ``bulk_create`` spends about four times the processor time on the same rows (measured), which is the difference
+    between a drainer that keeps up and one that does not. Values are given in the order of ``columns`` as Python
+    values; ids are ``UUID``, times aware.
+    """
+
+    def __init__(self, model: type[models.Model], columns: Sequence[str], *, suffix: str = "") -> None:
+        self.model = model
+        self.fields = [model._meta.get_field(name) for name in columns]
+        self.suffix = suffix
+        self._statements: dict[str, str] = {}
+
+    def insert(self, rows: Iterable[Sequence[Any]], using: str = DEFAULT_DB_ALIAS) -> int:
+        """Insert ``rows`` and return how many the database says it inserted."""
+        listed = list(rows)
+        if not listed:
+            return 0
+        connection = connections[using]
+        with connection.cursor() as cursor:
+            if connection.vendor == "postgresql":
+                cursor.execute(self._statement(connection), self._arrays(listed))
+                return int(cursor.rowcount)
+            cursor.executemany(self._statement(connection), [self._plain(connection, row) for row in listed])
+            return max(int(cursor.rowcount), 0)
+
+    def insert_returning(self, rows: Iterable[Sequence[Any]], column: str, using: str = DEFAULT_DB_ALIAS) -> set[str]:
+        """Insert ``rows`` and return the text of ``column`` of those that were new (of the rest nothing)."""
+        listed = list(rows)
+        if not listed:
+            return set()
+        connection = connections[using]
+        statement = self._statement(connection) + f" RETURNING {connection.ops.quote_name(column)}"
+        with connection.cursor() as cursor:
+            if connection.vendor == "postgresql":
+                cursor.execute(statement, self._arrays(listed))
+                return {str(row[0]) for row in cursor.fetchall()}
+            new: set[str] = set()
+            for row in listed:
+                cursor.execute(statement, self._plain(connection, row))
+                found = cursor.fetchone()
+                if found is not None:
+                    new.add(str(found[0]))
+            return new
+
+    def _statement(self, connection: BaseDatabaseWrapper) -> str:
+        if connection.vendor not in self._statements:
+            quote = connection.ops.quote_name
+            names = ", ".join(quote(str(field.column)) for field in self.fields)
+            table = quote(self.model._meta.db_table)
+            if connection.vendor == "postgresql":
+                kinds = ", ".join(f"%s::{_array_type(field.db_type(connection))}[]" for field in self.fields)
+                source = f"SELECT * FROM unnest({kinds})"
+            else:
+                source = f"VALUES ({', '.join(['%s'] * len(self.fields))})"
+            self._statements[connection.vendor] = f"INSERT INTO {table} ({names}) {source} {self.suffix}"
+        return self._statements[connection.vendor]
+
+    def _arrays(self, rows: list[Sequence[Any]]) -> list[list[Any]]:
+        return [list(column) for column in zip(*rows, strict=True)]
+
+    def _plain(self, connection: BaseDatabaseWrapper, row: Sequence[Any]) -> list[Any]:
+        return [plain_value(connection, value) for value in row]
+
+
+def _array_type(db_type: str | None) -> str:
+    """Return a column's type without its length: an array element is checked by the column, not by the array."""
+    return (db_type or "text").split("(")[0].replace("varchar", "text")
+
+
+def plain_value(connection: BaseDatabaseWrapper, value: Any) -> Any:
+    """Return ``value`` as SQLite stores it."""
+    if isinstance(value, UUID):
+        return value.hex
+    if isinstance(value, datetime):
+        return connection.ops.adapt_datetimefield_value(value)
+    return value

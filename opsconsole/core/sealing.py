@@ -1,0 +1,161 @@
+"""Seals bytes that only this installation may read again: AES-256-GCM under named keys.
+
+A sealed blob describes itself: version, key id, salt, nonce, ciphertext. The salt turns the named key into one that
+belongs to this process alone, so that random nonces stay far below the 2**32 that NIST SP 800-38D allows for one key,
+however many workers seal under the same named key for years.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+from collections.abc import Mapping
+from typing import Final
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+KEY_BYTES: Final = 32
+DERIVED_KEY_ID: Final = "derived"
+"""Id of the key that is made from ``SECRET_KEY`` when no other is configured."""
+
+_VERSION: Final = 1
+_SALT_BYTES: Final = 8
+_NONCE_BYTES: Final = 12
+_TAG_BYTES: Final = 16
+_KEPT_CIPHERS: Final = 512
+
+
+class SealError(Exception):
+    """Something sealed cannot be made readable."""
+
+
+class UnknownSealKey(SealError):
+    """The blob names a key that is not configured here: add it to ``OPSCONSOLE_KEYS`` behind the first one."""
+
+    def __init__(self, key_id: str) -> None:
+        self.key_id = key_id
+        super().__init__(f"sealed with the key {key_id!r}, which is not configured here")
+
+
+class BrokenSeal(SealError):
+    """The blob was changed, cut off, or belongs to another context."""
+
+
+def derive_key(secret: str, salt: str) -> bytes:
+    """Make a 32-byte key from a secret text; the salt says what the key is for (HKDF, RFC 5869)."""
+    return _stretch(secret.encode("utf-8", "surrogatepass"), salt.encode())
+
+
+def _stretch(secret: bytes, salt: bytes) -> bytes:
+    return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=salt, info=b"opsconsole").derive(secret)
+
+
+class Sealer:
+    """Seals with the primary key and opens with any of the keys it was given; threads and forks may share it."""
+
+    def __init__(self, keys: Mapping[str, bytes], primary: str) -> None:
+        if primary not in keys:
+            raise ValueError(f"the primary sealing key {primary!r} is not among the keys given")
+        for name, key in keys.items():
+            if not 1 <= len(name.encode()) <= 64:
+                raise ValueError(f"a sealing key's id has 1 to 64 bytes: {name!r}")
+            if len(key) != KEY_BYTES:
+                raise ValueError(f"the sealing key {name!r} has {len(key)} bytes; it must have exactly {KEY_BYTES}")
+        self._keys = dict(keys)
+        self.primary = primary
+        self._ciphers: dict[tuple[str, bytes], AESGCM] = {}
+        self._pid = 0
+        self._head = b""
+        self._cipher = self._renew()
+
+    @classmethod
+    def from_settings(cls, keys: str | Mapping[str, bytes | str] | None, secret: str) -> Sealer:
+        """Read ``OPSCONSOLE_KEYS``: ``"id1:base64key,id2:base64key"`` or a mapping; the first seals, all open.
+
+        Without any, one key called "derived" is made from ``secret``. Raises ``ValueError`` with the id of a bad key.
+        """
+        pairs: list[tuple[str, bytes | str]]
+        if isinstance(keys, str):
+            pairs = []
+            for part in filter(None, (part.strip() for part in keys.split(","))):
+                name, colon, text = part.partition(":")
+                if not colon:
+                    raise ValueError("OPSCONSOLE_KEYS is a list of id:base64key separated by commas")
+                pairs.append((name.strip(), text.strip()))
+        else:
+            pairs = list((keys or {}).items())
+        if not pairs:
+            return cls({DERIVED_KEY_ID: derive_key(secret, "sealing")}, DERIVED_KEY_ID)
+        names = [name for name, _ in pairs]
+        if len(set(names)) != len(names):
+            raise ValueError("OPSCONSOLE_KEYS names one id twice")
+        return cls({name: _key_bytes(name, key) for name, key in pairs}, names[0])
+
+    @property
+    def key_ids(self) -> tuple[str, ...]:
+        """Ids of the keys this sealer can open."""
+        return tuple(self._keys)
+
+    def seal(self, data: bytes, context: bytes = b"") -> bytes:
+        """Return ``data`` sealed; it opens only with the same ``context``."""
+        if self._pid != os.getpid():
+            self._renew()
+        nonce = os.urandom(_NONCE_BYTES)
+        return self._head + nonce + self._cipher.encrypt(nonce, data, context)
+
+    def open(self, blob: bytes, context: bytes = b"") -> bytes:
+        """Return what was sealed, or raise ``UnknownSealKey`` or ``BrokenSeal``."""
+        name, at = _parse_head(blob)
+        if name not in self._keys:
+            raise UnknownSealKey(name)
+        salt, nonce = blob[at : at + _SALT_BYTES], blob[at + _SALT_BYTES : at + _SALT_BYTES + _NONCE_BYTES]
+        try:
+            return self._cipher_for(name, bytes(salt)).decrypt(nonce, blob[at + _SALT_BYTES + _NONCE_BYTES :], context)
+        except InvalidTag:
+            raise BrokenSeal("the sealed data was changed or belongs to another context") from None
+
+    def key_id(self, blob: bytes) -> str:
+        """Return the id of the key a blob was sealed with, whether or not that key is configured here."""
+        return _parse_head(blob)[0]
+
+    def _renew(self) -> AESGCM:
+        salt = os.urandom(_SALT_BYTES)
+        name = self.primary.encode()
+        self._cipher = self._cipher_for(self.primary, salt)
+        self._head = bytes((_VERSION, len(name))) + name + salt
+        self._pid = os.getpid()
+        return self._cipher
+
+    def _cipher_for(self, name: str, salt: bytes) -> AESGCM:
+        cipher = self._ciphers.get((name, salt))
+        if cipher is None:
+            if len(self._ciphers) >= _KEPT_CIPHERS:
+                self._ciphers.clear()
+            cipher = self._ciphers[name, salt] = AESGCM(_stretch(self._keys[name], salt))
+        return cipher
+
+
+def _key_bytes(name: str, key: bytes | str) -> bytes:
+    if isinstance(key, bytes):
+        return key
+    try:
+        # Both alphabets are in use for keys in environment variables, and padding is often lost on the way.
+        return base64.b64decode(key.replace("-", "+").replace("_", "/") + "=" * (-len(key) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        raise ValueError(f"the sealing key {name!r} is not base64") from None
+
+
+def _parse_head(blob: bytes) -> tuple[str, int]:
+    if len(blob) < 2 or blob[0] != _VERSION:
+        raise BrokenSeal("this is not something we sealed")
+    end = 2 + blob[1]
+    if len(blob) < end + _SALT_BYTES + _NONCE_BYTES + _TAG_BYTES:
+        raise BrokenSeal("the sealed data is cut off")
+    try:
+        return bytes(blob[2:end]).decode(), end
+    except UnicodeDecodeError:
+        raise BrokenSeal("this is not something we sealed") from None

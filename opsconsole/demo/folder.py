@@ -1,0 +1,119 @@
+"""The folder through which the parts of the demo agree: what is broken, where the services listen, what they got."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import deque
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+KEPT_REQUESTS = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """Whether the demo's services are broken, for the how-manieth time, and since when (seconds since 1970)."""
+
+    is_broken: bool
+    breakage: int
+    since: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What the payment service wrote down about one request that has reached it."""
+
+    at: float
+    reference: str
+    is_answered: bool
+
+
+class DemoFolder:
+    """Files below one folder; every write replaces a whole file, so that no reader sees half of one."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    def condition(self) -> Condition:
+        """Return how things stand; a demo that has never run begins broken, since that is what it is for."""
+        stored = self._read("condition.json")
+        if stored is None:
+            return Condition(is_broken=True, breakage=1, since=0.0)
+        return Condition(**stored)
+
+    def set_broken(self, is_broken: bool) -> bool:
+        """Break or heal the services; returns whether that was a change."""
+        now = self.condition()
+        if self._read("condition.json") is not None and now.is_broken == is_broken:
+            return False
+        breakage = now.breakage + 1 if is_broken and now.since else now.breakage
+        self._write("condition.json", asdict(Condition(is_broken=is_broken, breakage=breakage, since=time.time())))
+        return True
+
+    def begin(self) -> Condition:
+        """Write down how things stand if nobody has yet, and return it."""
+        if self._read("condition.json") is None:
+            self.set_broken(True)
+        return self.condition()
+
+    def ports(self) -> dict[str, int]:
+        """Return the port of each service by its name, nothing while they have none."""
+        stored: dict[str, int] = self._read("ports.json") or {}
+        return stored
+
+    def set_ports(self, ports: dict[str, int]) -> None:
+        """Say where the services listen."""
+        self._write("ports.json", ports)
+
+    def forget_ports(self) -> None:
+        """Say that no service is there, when one stops or before one starts."""
+        (self.path / "ports.json").unlink(missing_ok=True)
+
+    def burst_done(self) -> int:
+        """Return the breakage whose burst of failures has been sent, 0 for none."""
+        return int((self._read("burst.json") or {}).get("breakage", 0))
+
+    def set_burst_done(self, breakage: int) -> None:
+        """Remember that the burst of a breakage was sent, so that a restart does not send it again."""
+        self._write("burst.json", {"breakage": breakage})
+
+    def note_request(self, reference: str, *, is_answered: bool) -> None:
+        """Write down a request before it is answered, or is not."""
+        request = Request(at=time.time(), reference=reference, is_answered=is_answered)
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with (self.path / "requests.jsonl").open("a") as file:
+            file.write(json.dumps(asdict(request)) + "\n")
+
+    def requests(self) -> list[Request]:
+        """Return the latest requests, oldest first."""
+        try:
+            with (self.path / "requests.jsonl").open() as file:
+                lines = deque(file, maxlen=KEPT_REQUESTS)
+        except FileNotFoundError:
+            return []
+        return [Request(**json.loads(line)) for line in lines if line.endswith("\n")]
+
+    def drop_old_requests(self) -> None:
+        """Keep the latest requests only; called while nothing is written, when the services start."""
+        kept = self.requests()
+        if kept:
+            text = "".join(json.dumps(asdict(request)) + "\n" for request in kept)
+            self._replace("requests.jsonl", text)
+
+    def _read(self, name: str) -> Any:
+        try:
+            return json.loads((self.path / name).read_text())
+        except FileNotFoundError:
+            return None
+
+    def _write(self, name: str, value: Any) -> None:
+        self._replace(name, json.dumps(value))
+
+    def _replace(self, name: str, text: str) -> None:
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        unfinished = self.path / f"{name}.{os.getpid()}.new"
+        unfinished.write_text(text)
+        unfinished.replace(self.path / name)

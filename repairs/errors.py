@@ -1,0 +1,139 @@
+"""What this app refuses, each with what to do next."""
+
+from opsconsole.core.errors import OpsError
+
+
+class LetterNotFound(OpsError):
+    """There is no such failed job, or it is not yours to see; ask whoever grants access to its tenant."""
+
+    code = "dead_letter_not_found"
+    status = 404
+    message = "There is no such failed job, or you may not see it."
+
+
+class RepairNotFound(OpsError):
+    """There is no such repair, or it is not yours to see."""
+
+    code = "repair_action_not_found"
+    status = 404
+    message = "There is no such repair, or you may not see it."
+
+
+class IncidentNotRepairable(OpsError):
+    """The incident has no failed job that can be repaired from here."""
+
+    code = "operations_incident_not_repairable"
+    status = 409
+    message = "This cannot be repaired automatically: {detail}"
+
+
+class IncidentHasNoLetter(OpsError):
+    """The incident names no failed job, so there is nothing to repair (A12)."""
+
+    code = "operations_incident_has_no_letter"
+    status = 404
+    message = "The incident has no failed job to repair."
+
+
+class JobOvertaken(OpsError):
+    """It is closed, or a repair of it is under way; look at its repairs before you do anything else (C5, C17)."""
+
+    code = "operations_job_overtaken"
+    status = 409
+    message = "The job is {standing} already; nothing was changed."
+
+
+class ProviderOutcomeUnknown(OpsError):
+    """Its last attempt may have taken effect. Ask the provider, then say what you found (B6)."""
+
+    code = "provider_outcome_unknown"
+    status = 409
+    message = "Job {job_id} may already have happened: {reason}. Say what the provider knows of it first."
+
+
+class JobNotServed(OpsError):
+    """Start a worker that has this task, or use the task's new name; the letter stays as it is (B7)."""
+
+    code = "job_not_served"
+    status = 503
+    message = "No live worker serves {job_type}{where}."
+
+
+class ArgumentsDoNotFit(OpsError):
+    """The task's signature has changed since; deploy one that takes these arguments, or discard the job."""
+
+    code = "arguments_do_not_fit"
+    status = 409
+    message = "The arguments do not fit {job_type} as the workers have it now: {detail}."
+
+
+class MessageNotCaptured(OpsError):
+    """The original message is not here in full, so what would run is not what failed. It cannot be retried."""
+
+    code = "message_not_captured"
+    status = 409
+    message = "The message was not fully captured ({state}), so the same job cannot be sent again."
+
+
+class MessageTooDeep(OpsError):
+    """The message is nested so deep that it would take the worker down again. It cannot be retried."""
+
+    code = "message_too_deep"
+    status = 409
+    message = "The message is nested more than 100 levels deep and is never sent again."
+
+
+class MessageSealedWithUnknownKey(OpsError):
+    """Put the key it was sealed with back into OPSCONSOLE_KEYS; the message itself is safe."""
+
+    code = "message_sealed_with_unknown_key"
+    status = 409
+    message = "The message is sealed with the key {key_id}, which is not configured here."
+
+
+class MessageExpired(OpsError):
+    """Its sender gave it a time after which it must not run. Override that if running it late is right."""
+
+    code = "message_expired"
+    status = 409
+    message = "The original message expired at {expired_at}; running it now has to be asked for explicitly."
+
+
+class LetterSetAside(OpsError):
+    """Its recording is not complete; see the set-aside entries first."""
+
+    code = "letter_set_aside"
+    status = 409
+    message = "The job was set aside while it was recorded and cannot be repaired until that is settled."
+
+
+class SelectionDrifted(OpsError):
+    """The set has changed since you looked; look again, then ask for what is there now."""
+
+    code = "selection_drifted"
+    status = 409
+    message = "You asked for {expected} jobs, and there are {found} now; nothing was changed."
+
+
+class TooMany(OpsError):
+    """Choose fewer: at most 1,000 at once."""
+
+    code = "too_many_letters"
+    status = 400
+    message = "{found} jobs are more than the {most} that one request may repair."
+
+
+class SelectionInvalid(OpsError):
+    """Name the letters, or say ``all`` together with the number you expect; an empty choice never means all."""
+
+    code = "selection_invalid"
+    status = 400
+    message = "{detail}"
+
+
+class RepairNotCancellable(OpsError):
+    """It has started or is settled; it can only be awaited now."""
+
+    code = "repair_not_cancellable"
+    status = 409
+    message = "The repair is {state} and can no longer be withdrawn."

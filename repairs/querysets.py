@@ -1,0 +1,58 @@
+"""Names for sets of repairs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+from uuid import UUID
+
+from django.db.models import Q
+
+from grants.querysets import ScopedQuerySet
+from grants.resources import Resource
+from opsconsole.core.database import locked
+
+if TYPE_CHECKING:
+    from repairs.models import RepairAction
+
+
+class RepairBatchQuerySet(ScopedQuerySet):
+    """A batch belongs to its incident's tenant."""
+
+    actor_type_column: ClassVar[str | None] = None
+    actor_id_column: ClassVar[str | None] = None
+
+
+class RepairActionQuerySet(ScopedQuerySet):
+    def live(self) -> RepairActionQuerySet:
+        """Planned, sent or started: its job has not answered."""
+        return self.filter(state__in=("planned", "sent", "started"))
+
+    def owning(self, repair_ids: list[UUID]) -> RepairActionQuerySet:
+        return self.filter(id__in=repair_ids)
+
+    def newest_first(self) -> RepairActionQuerySet:
+        return self.order_by("-id")
+
+    def scope(self, repair_id: UUID) -> Resource | None:
+        row = self.filter(id=repair_id).values_list("tenant", "actor_type", "actor_id").first()
+        if row is None:
+            return None
+        tenant, actor_type, actor_id = row
+        return Resource(
+            tenant=tenant,
+            actor_type=actor_type,
+            actor_id=actor_id,
+            target_type="repair_action",
+            target_id=str(repair_id),
+        )
+
+    def lock(self, repair_id: UUID) -> RepairAction:
+        action: RepairAction = locked(self.filter(id=repair_id)).get()
+        return action
+
+    def claimable_start(self, repair_id: UUID, retries: int) -> RepairActionQuerySet:
+        """The row if attempt ``retries`` of it may start: not settled, and no such or later attempt has started.
+
+        ``planned`` is accepted, since the relay may have been killed between sending and marking.
+        """
+        return self.filter(Q(id=repair_id), Q(state__in=("planned", "sent", "started")), Q(claim_retries__lt=retries))

@@ -1,0 +1,145 @@
+"""Why a letter may not be retried: decided from its row, its message and the live workers, changing nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from django.utils.dateparse import parse_datetime
+
+from deadletters import conf
+from deadletters.arguments import check_arguments
+from deadletters.intake import open_message
+from deadletters.journal.events import MessageState
+from deadletters.journal.message import RawMessage, unpack_message
+from deadletters.models import DeadLetter, SealedMessage, WorkerNode
+from deadletters.outcome import OutcomeClass
+from incidents.models import Incident
+from opsconsole.core.errors import OpsError
+from opsconsole.core.redaction import decode_body
+from opsconsole.core.sealing import BrokenSeal, UnknownSealKey
+from repairs.errors import (
+    ArgumentsDoNotFit,
+    JobNotServed,
+    JobOvertaken,
+    LetterSetAside,
+    MessageExpired,
+    MessageNotCaptured,
+    MessageSealedWithUnknownKey,
+    MessageTooDeep,
+    ProviderOutcomeUnknown,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What the live workers of one source serve. ``has_nodes`` is false if none has ever reported."""
+
+    has_nodes: bool
+    signatures: dict[str, list[str]]  # task name -> signatures as the workers publish them
+    queues: dict[str, set[str]]  # task name -> queues on which a worker that has it listens
+
+    @classmethod
+    def by(cls, source: str, now: datetime) -> Served:
+        signatures: dict[str, list[str]] = {}
+        queues: dict[str, set[str]] = {}
+        for tasks, listening in WorkerNode.objects.live(now).filter(source=source).values_list("tasks", "queues"):
+            for name, signature in json.loads(tasks).items():
+                signatures.setdefault(name, []).append(signature)
+                queues.setdefault(name, set()).update(json.loads(listening))
+        has_nodes = bool(signatures) or WorkerNode.objects.filter(source=source).exists()
+        return cls(has_nodes=has_nodes, signatures=signatures, queues=queues)
+
+
+def open_letter_message(letter: DeadLetter) -> RawMessage:
+    """Return the original message.
+
+    Raises ``MessageNotCaptured``, ``MessageTooDeep`` or ``MessageSealedWithUnknownKey``.
+    """
+    if letter.message_state == MessageState.TOO_DEEP:
+        raise MessageTooDeep
+    if letter.message_state != MessageState.FULL:
+        raise MessageNotCaptured(state=letter.message_state)
+    stored = SealedMessage.objects.filter(letter_id=letter.id).first()
+    if stored is None:
+        raise MessageNotCaptured(state="removed")
+    try:
+        return unpack_message(open_message(conf.sealer(), bytes(stored.blob), letter.id))
+    except UnknownSealKey:
+        raise MessageSealedWithUnknownKey(key_id=stored.key_id) from None
+    except BrokenSeal:
+        raise MessageNotCaptured(state="damaged") from None
+
+
+def expires_at(raw: RawMessage) -> datetime | None:
+    """Return the time after which the sender did not want it to run, if the message names one."""
+    value: Any = raw.headers.get("expires")
+    if not isinstance(value, str):
+        return None
+    try:
+        parsed = parse_datetime(value)
+    except ValueError:
+        return None
+    if parsed is None:
+        return None
+    return parsed if parsed.tzinfo is not None else parsed.replace(tzinfo=UTC)
+
+
+def refuse_unrepairable(
+    letter: DeadLetter,
+    incident: Incident,
+    *,
+    served: Served,
+    now: datetime,
+    provider_checked: bool,
+    run_expired: bool,
+) -> list[str]:
+    """Raise the first refusal that applies to retrying a locked letter, or return warnings for its operator.
+
+    Raises ``JobOvertaken``, ``LetterSetAside``, ``MessageNotCaptured``, ``MessageTooDeep``,
+    ``MessageSealedWithUnknownKey``, ``MessageExpired``, ``JobNotServed``, ``ArgumentsDoNotFit`` or
+    ``ProviderOutcomeUnknown``.
+    """
+    if letter.state != "open":
+        raise JobOvertaken(standing=letter.standing(incident))
+    if letter.is_set_aside:
+        raise LetterSetAside
+    raw = open_letter_message(letter)
+    expired = expires_at(raw)
+    if expired is not None and expired <= now and not run_expired:
+        raise MessageExpired(expired_at=expired.isoformat())
+    warnings = _refuse_unserved(letter, raw, served)
+    if letter.outcome_class == OutcomeClass.AMBIGUOUS and not provider_checked:
+        raise ProviderOutcomeUnknown(job_id=letter.job_id or letter.task_id, reason=letter.outcome_reason)
+    if letter.chord_id:
+        warnings.append("chord_body_will_not_run")
+    if letter.outcome_class == OutcomeClass.NOT_DECLARED:
+        warnings.append("effects_not_declared")
+    return warnings
+
+
+def _refuse_unserved(letter: DeadLetter, raw: RawMessage, served: Served) -> list[str]:
+    if not served.has_nodes:
+        return ["no_worker_seen"]
+    if letter.job_type not in served.signatures:
+        raise JobNotServed(job_type=letter.job_type, where="")
+    if letter.queue and letter.queue not in served.queues[letter.job_type]:
+        raise JobNotServed(job_type=letter.job_type, where=f" on the queue {letter.queue}")
+    decoded = decode_body(raw.body, raw.content_type or "", raw.content_encoding or "")
+    if decoded.error:
+        return ["arguments_not_readable"]
+    misfits = [check_arguments(text, decoded.args, decoded.kwargs) for text in served.signatures[letter.job_type]]
+    if all(misfits):
+        raise ArgumentsDoNotFit(job_type=letter.job_type, detail=misfits[0])
+    return []
+
+
+def refusal_of(letter: DeadLetter, incident: Incident, *, served: Served, now: datetime) -> OpsError | None:
+    """Return why this letter could not be retried just now, or ``None``: for pages that must not offer it."""
+    try:
+        refuse_unrepairable(letter, incident, served=served, now=now, provider_checked=False, run_expired=False)
+    except OpsError as refusal:
+        return refusal
+    return None

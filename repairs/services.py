@@ -1,0 +1,654 @@
+"""What a person does about failed jobs: run them again, state that they are done, give them up.
+
+Every change takes the same seven steps under the same locks: incident, letter, repair.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+from uuid import UUID
+
+from deadletters.models import DeadLetter, LetterState, SealedMessage
+from deadletters.outcome import OutcomeClass
+from grants import audit
+from grants.access import Capability, authorise
+from grants.actions import Action
+from grants.models import AuditEvent
+from grants.operators import Operator
+from grants.service import service
+from grants.targets import authorise_target
+from incidents.errors import IncidentNotFound, IncidentResolved
+from incidents.models import Incident, IncidentState
+from incidents.services import check_version, lock_incident, save_incident
+from opsconsole.core.canonical_json import canonical_json
+from opsconsole.core.errors import InvalidInput, OpsError
+from opsconsole.core.ids import new_id
+from repairs.errors import (
+    IncidentHasNoLetter,
+    IncidentNotRepairable,
+    JobOvertaken,
+    LetterNotFound,
+    RepairNotCancellable,
+    RepairNotFound,
+    SelectionDrifted,
+    SelectionInvalid,
+    TooMany,
+)
+from repairs.models import ActionState, ActionType, BatchState, ProviderAnswer, RepairAction, RepairBatch
+from repairs.refusals import Served, refuse_unrepairable
+from repairs.settling import settle_letter
+
+LETTER_RETRIED = Action.DEAD_LETTERS_RETRY.value
+LETTER_DISCARDED = Action.DEAD_LETTERS_DISCARD.value
+LETTER_DONE = "dead-letters.close-as-done"
+INCIDENT_RETRIED = "operations.incident_retry_applied"
+REPAIR_CANCELLED = "repairs.cancel"
+MOST_LETTERS = 1_000
+PAGE = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LetterMutation:
+    """What a request did to one letter, or, as a replay, what the first one of its key did."""
+
+    letter_id: UUID
+    state: str
+    incident_id: UUID
+    incident_state: str
+    repair_id: UUID | None
+    new_task_id: str = ""
+    warnings: tuple[str, ...] = ()
+    event_id: UUID | None = None
+    idempotent_replay: bool = False
+
+    @classmethod
+    def from_receipt(cls, receipt: AuditEvent, letter_id: UUID) -> LetterMutation:
+        stored = json.loads(receipt.outcome)
+        return cls(
+            letter_id=letter_id,
+            state=stored["state"],
+            incident_id=UUID(stored["incident"]),
+            incident_state=stored["incidentState"],
+            repair_id=UUID(stored["repair"]) if stored["repair"] else None,
+            new_task_id=stored["newTask"],
+            warnings=tuple(stored["warnings"]),
+            event_id=receipt.id,
+            idempotent_replay=True,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LetterResult:
+    """What became of one letter of a batch: planned with its repair, or refused with a code and why."""
+
+    letter_id: str
+    status: str  # planned | refused
+    repair_id: str = ""
+    code: str = ""
+    detail: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchMutation:
+    """What became of a request to retry several letters of an incident."""
+
+    batch_id: UUID
+    incident_id: UUID
+    incident_state: str
+    results: tuple[LetterResult, ...] = field(default=())
+    idempotent_replay: bool = False
+
+    @property
+    def planned(self) -> int:
+        return sum(result.status == "planned" for result in self.results)
+
+    @property
+    def refused(self) -> int:
+        return len(self.results) - self.planned
+
+
+@service
+def retry_letter(
+    *,
+    letter_id: UUID,
+    by: Operator,
+    key: str,
+    provider_checked: bool = False,
+    run_expired: bool = False,
+    reason: str = "",
+    reference: str = "",
+    version: int | None = None,
+) -> LetterMutation:
+    """Plan to run one failed job again; the relay sends it, and it counts when it has succeeded (B5, B6, C11, C17).
+
+    Takes an incident that nobody has for ``by`` (A12). ``provider_checked`` is the operator's word that the last
+    attempt did not take effect; ``reference`` says where that was seen. Never talks to the broker. Locks incident and
+    letter. Raises ``LetterNotFound``, ``AccessDenied``, ``IdempotencyKeyReused``, ``IncidentChanged``, or why the
+    letter cannot be retried (``refuse_unrepairable``).
+    """
+    _check_texts(reason, reference)
+    scope = DeadLetter.objects.scope(letter_id)
+    capability = authorise_target(by, Action.DEAD_LETTERS_RETRY, scope, LetterNotFound())
+    incident, letter = _lock(letter_id)
+    body = {
+        "provider_checked": provider_checked, "run_expired": run_expired, "reason": reason, "reference": reference,
+    }  # fmt: skip
+    digest = audit.request_digest(body)
+    receipt = _replayed(key, LETTER_RETRIED, by, letter, digest)
+    if receipt is not None:
+        return LetterMutation.from_receipt(receipt, letter_id)
+    check_version(incident, version)
+    request = _RetryRequest(
+        by=by, provider_checked=provider_checked, run_expired=run_expired, reason=reason, reference=reference
+    )
+    served = Served.by(letter.source, incident.locked_at)
+    action, warnings = _plan_retry(letter, incident, request, key=key, served=served)
+    _take_if_untaken(incident, by)
+    return _record(
+        LETTER_RETRIED, letter, incident, action, by=by, capability=capability, key=key, digest=digest,
+        warnings=warnings, reason=reason,
+    )  # fmt: skip
+
+
+@service
+def close_letter_as_done(
+    *, letter_id: UUID, by: Operator, key: str, reason: str, reference: str = "", version: int | None = None
+) -> LetterMutation:
+    """State that a job has taken effect already, and close its letter without a run (C19).
+
+    ``reason`` is 1 to 500 characters (B4). Locks incident and letter; raises what ``retry_letter`` raises,
+    ``ReasonInvalid``, and ``JobOvertaken`` for a letter that is not open.
+    """
+    reason = audit.validate_reason(reason)
+    _check_texts(reason, reference)
+    scope = DeadLetter.objects.scope(letter_id)
+    capability = authorise_target(by, Action.DEAD_LETTERS_RETRY, scope, LetterNotFound())
+    incident, letter = _lock(letter_id)
+    digest = audit.request_digest({"reason": reason, "reference": reference})
+    receipt = _replayed(key, LETTER_DONE, by, letter, digest)
+    if receipt is not None:
+        return LetterMutation.from_receipt(receipt, letter_id)
+    check_version(incident, version)
+    action = _decide(
+        letter, incident, by=by, key=key, action_type=ActionType.CLOSE_AS_DONE, state=LetterState.ALREADY_DONE,
+        reason=reason, reference=reference, answer=ProviderAnswer.ALREADY_HAPPENED,
+    )  # fmt: skip
+    return _record(
+        LETTER_DONE, letter, incident, action, by=by, capability=capability, key=key, digest=digest, reason=reason
+    )
+
+
+@service
+def discard_letter(
+    *, letter_id: UUID, by: Operator, key: str, reason: str, version: int | None = None
+) -> LetterMutation:
+    """Give one failed job up: its message is removed for good, its row and its history stay (B8).
+
+    The audit row keeps job, attempts, outcome class and cause, never the payload. Locks incident and letter; raises
+    what ``close_letter_as_done`` raises.
+    """
+    reason = audit.validate_reason(reason)
+    scope = DeadLetter.objects.scope(letter_id)
+    capability = authorise_target(by, Action.DEAD_LETTERS_DISCARD, scope, LetterNotFound())
+    incident, letter = _lock(letter_id)
+    digest = audit.request_digest({"reason": reason})
+    receipt = _replayed(key, LETTER_DISCARDED, by, letter, digest)
+    if receipt is not None:
+        return LetterMutation.from_receipt(receipt, letter_id)
+    check_version(incident, version)
+    action = _decide(
+        letter, incident, by=by, key=key, action_type=ActionType.DISCARD, state=LetterState.DISCARDED, reason=reason
+    )
+    SealedMessage.objects.filter(letter_id=letter.id).delete()
+    DeadLetter.objects.filter(id=letter.id).update(payload_preview="", message_state="missing")
+    return _record(
+        LETTER_DISCARDED, letter, incident, action, by=by, capability=capability, key=key, digest=digest, reason=reason
+    )
+
+
+@service
+def cancel_repair(*, repair_id: UUID, by: Operator, key: str) -> LetterMutation:
+    """Withdraw a repair that has not started; its letter waits for a decision again.
+
+    Locks incident, letter and repair. Raises ``RepairNotFound``, ``AccessDenied``, ``IdempotencyKeyReused`` or
+    ``RepairNotCancellable``.
+    """
+    scope = RepairAction.objects.scope(repair_id)
+    capability = authorise_target(by, Action.DEAD_LETTERS_RETRY, scope, RepairNotFound())
+    letter_id = RepairAction.objects.values_list("letter_id", flat=True).get(id=repair_id)
+    incident, letter = _lock(letter_id)
+    action = RepairAction.objects.lock(repair_id)
+    digest = audit.request_digest({"repair": str(repair_id)})
+    receipt = _replayed(key, REPAIR_CANCELLED, by, letter, digest)
+    if receipt is not None:
+        return LetterMutation.from_receipt(receipt, letter_id)
+    # A message that is on its way does no harm: the start guard refuses what is cancelled.
+    if action.state not in (ActionState.PLANNED, ActionState.SENT):
+        raise RepairNotCancellable(state=action.state)
+    action.state = ActionState.CANCELLED
+    action.settled_at = incident.locked_at
+    action.save(update_fields=["state", "settled_at"])
+    letter.state = LetterState.OPEN
+    letter.save(update_fields=["state"])
+    save_incident(incident)
+    return _record(REPAIR_CANCELLED, letter, incident, action, by=by, capability=capability, key=key, digest=digest)
+
+
+def retry_incident(
+    *,
+    incident_id: UUID,
+    by: Operator,
+    key: str,
+    letter_ids: list[UUID] | None = None,
+    expected_count: int | None = None,
+    provider_checked: bool = False,
+    run_expired: bool = False,
+    reason: str = "",
+    reference: str = "",
+    version: int | None = None,
+) -> BatchMutation:
+    """Plan to run several failed jobs of one incident again: those named, or all ``expected_count`` of them (A12).
+
+    The set is frozen first, in one transaction with its receipt; then it is planned in pages of 100, each letter with
+    its own audit row under the key ``<key>:<letter id>``, so that no lock is held long. The same key goes on where a
+    crash stopped it, and answers with the stored results once it is done. Without ``letter_ids``, every open letter of
+    the running episode is meant, oldest first, and their number has to be ``expected_count``; more than 1,000 are
+    refused. Raises ``IncidentNotFound``, ``AccessDenied``, ``IncidentResolved``, ``IncidentHasNoLetter``,
+    ``SelectionInvalid``, ``SelectionDrifted``, ``TooMany``, ``IncidentChanged`` or ``IdempotencyKeyReused``.
+    """
+    _check_texts(reason, reference)
+    request = _RetryRequest(
+        by=by, provider_checked=provider_checked, run_expired=run_expired, reason=reason, reference=reference
+    )
+    begun = _begin_batch(
+        incident_id=incident_id, request=request, key=key, letter_ids=letter_ids, expected_count=expected_count,
+        version=version,
+    )  # fmt: skip
+    if begun.state == BatchState.PLANNING:
+        for page in _pages(json.loads(begun.letters)):
+            _plan_page(batch_id=begun.batch_id, letter_ids=page, request=request, key=key)
+    return _finish_batch(batch_id=begun.batch_id, idempotent_replay=begun.idempotent_replay)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RetryRequest:
+    by: Operator
+    provider_checked: bool
+    run_expired: bool
+    reason: str
+    reference: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Begun:
+    batch_id: UUID
+    state: str
+    letters: str
+    idempotent_replay: bool
+
+
+@service
+def _begin_batch(
+    *,
+    incident_id: UUID,
+    request: _RetryRequest,
+    key: str,
+    letter_ids: list[UUID] | None,
+    expected_count: int | None,
+    version: int | None,
+) -> _Begun:
+    by = request.by
+    scope = Incident.objects.scope(incident_id)
+    capability = authorise_target(by, Action.DEAD_LETTERS_RETRY, scope, IncidentNotFound())
+    incident = lock_incident(incident_id)
+    digest = audit.request_digest(
+        {
+            "letters": None if letter_ids is None else sorted(str(letter_id) for letter_id in letter_ids),
+            "expected_count": expected_count,
+            "provider_checked": request.provider_checked,
+            "run_expired": request.run_expired,
+            "reason": request.reason,
+            "reference": request.reference,
+        }  # fmt: skip
+    )
+    receipt = audit.replayed(
+        key=key, action=INCIDENT_RETRIED, operator=by, target_type="incident", target_id=str(incident_id), digest=digest
+    )
+    if receipt is not None:
+        batch = RepairBatch.objects.get(id=json.loads(receipt.outcome)["batch"])
+        return _Begun(batch_id=batch.id, state=batch.state, letters=batch.letters, idempotent_replay=True)
+    check_version(incident, version)
+    if incident.is_resolved:
+        raise IncidentResolved
+    chosen = _choose(incident, letter_ids, expected_count)
+    batch = RepairBatch.objects.create(
+        tenant=incident.tenant,
+        source=incident.source,
+        incident=incident,
+        state=BatchState.PLANNING,
+        letters=canonical_json([str(letter_id) for letter_id in chosen]),
+        planned_by=by.ref,
+        planned_by_name=by.name,
+        planned_at=incident.locked_at,
+    )
+    _take_if_untaken(incident, by, is_changed=True)
+    audit.record(
+        action=INCIDENT_RETRIED,
+        operator=by,
+        resource=incident.resource,
+        capability=capability,
+        outcome={"batch": str(batch.id), "letters": len(chosen), "incidentState": str(incident.state)},
+        reason=request.reason,
+        key=key,
+        digest=digest,
+    )
+    return _Begun(batch_id=batch.id, state=batch.state, letters=batch.letters, idempotent_replay=False)
+
+
+def _choose(incident: Incident, letter_ids: list[UUID] | None, expected_count: int | None) -> list[UUID]:
+    """Return the frozen set, oldest first; an empty choice never means all."""
+    if not incident.letter_count:
+        raise IncidentHasNoLetter
+    letters = DeadLetter.objects.filter(incident=incident)
+    if letter_ids is not None:
+        if not letter_ids or len(set(letter_ids)) != len(letter_ids):
+            raise SelectionInvalid(detail="Name at least one failed job, and none twice.")
+        if len(letter_ids) > MOST_LETTERS:
+            raise TooMany(found=len(letter_ids), most=MOST_LETTERS)
+        found = list(letters.filter(id__in=letter_ids).oldest_first().values_list("id", flat=True))
+        if len(found) != len(letter_ids):
+            raise LetterNotFound
+        return found
+    if expected_count is None:
+        raise SelectionInvalid(detail="Name the failed jobs, or say all together with the number you expect.")
+    waiting = letters.unresolved().filter(state=LetterState.OPEN).oldest_first().values_list("id", flat=True)
+    found = list(waiting[: MOST_LETTERS + 1])
+    count = len(found) if len(found) <= MOST_LETTERS else waiting.count()
+    if count != expected_count:
+        raise SelectionDrifted(expected=expected_count, found=count)
+    if count > MOST_LETTERS:
+        raise TooMany(found=count, most=MOST_LETTERS)
+    if not found:
+        raise IncidentNotRepairable(detail="none of its jobs waits for a decision.")
+    return found
+
+
+def _pages(letter_ids: list[str]) -> Iterator[list[UUID]]:
+    for start in range(0, len(letter_ids), PAGE):
+        yield [UUID(text) for text in letter_ids[start : start + PAGE]]
+
+
+@service
+def _plan_page(*, batch_id: UUID, letter_ids: list[UUID], request: _RetryRequest, key: str) -> None:
+    """Plan one page of a batch: each letter by itself, refusals included; what a key has planned stays planned."""
+    by = request.by
+    batch = RepairBatch.objects.select_related("incident").get(id=batch_id)
+    # The grant is asked again: it may have been taken away since the set was frozen.
+    authorise(by, Action.DEAD_LETTERS_RETRY, batch.incident.resource)
+    incident = lock_incident(batch.incident_id)
+    batch = RepairBatch.objects.get(id=batch_id)
+    results = {result["letter_id"]: result for result in json.loads(batch.results)}
+    served = Served.by(batch.source, incident.locked_at)
+    entries = []
+    for letter_id, letter in sorted(DeadLetter.objects.lock_many(letter_ids).items()):
+        if str(letter_id) in results:
+            continue
+        try:
+            capability = authorise(by, Action.DEAD_LETTERS_RETRY, letter.resource)
+            if letter.incident_id != incident.id:
+                raise JobOvertaken(standing="part of another incident")
+            action, warnings = _plan_retry(
+                letter, incident, request, key=f"{key}:{letter_id}", served=served, batch=batch
+            )
+        except OpsError as refusal:
+            results[str(letter_id)] = asdict(
+                LetterResult(letter_id=str(letter_id), status="refused", code=refusal.code, detail=refusal.detail)
+            )
+            continue
+        entries.append(
+            audit.AuditEntry(
+                action=LETTER_RETRIED,
+                operator=by,
+                resource=letter.resource,
+                capability=capability,
+                outcome=_outcome(letter, incident, action, warnings),
+                reason=request.reason,
+                key=f"{key}:{letter_id}",
+                digest=audit.request_digest({"batch": str(batch_id)}),
+            )
+        )
+        results[str(letter_id)] = asdict(
+            LetterResult(letter_id=str(letter_id), status="planned", repair_id=str(action.id), warnings=tuple(warnings))
+        )
+    audit.record_many(entries, at=incident.locked_at)
+    batch.results = canonical_json(list(results.values()))
+    batch.save(update_fields=["results"])
+    save_incident(incident)
+
+
+@service
+def _finish_batch(*, batch_id: UUID, idempotent_replay: bool) -> BatchMutation:
+    batch = RepairBatch.objects.select_related("incident").get(id=batch_id)
+    if batch.state != BatchState.PLANNED:
+        incident = lock_incident(batch.incident_id)
+        RepairBatch.objects.filter(id=batch_id, state=BatchState.PLANNING).update(
+            state=BatchState.PLANNED, finished_at=incident.locked_at
+        )
+    results = [LetterResult(**{**item, "warnings": tuple(item["warnings"])}) for item in json.loads(batch.results)]
+    return BatchMutation(
+        batch_id=batch_id,
+        incident_id=batch.incident_id,
+        incident_state=str(batch.incident.state),
+        results=tuple(results),
+        idempotent_replay=idempotent_replay,
+    )
+
+
+def _lock(letter_id: UUID) -> tuple[Incident, DeadLetter]:
+    """Lock a letter's incident, then the letter; raises ``LetterNotFound``.
+
+    The letter may move to another incident between the two, when it recurs; then the next try finds it there.
+    """
+    for _attempt in range(5):
+        incident_id = DeadLetter.objects.filter(id=letter_id).values_list("incident_id", flat=True).first()
+        if incident_id is None:
+            raise LetterNotFound
+        incident = lock_incident(incident_id)
+        letter = DeadLetter.objects.lock(letter_id)
+        if letter.incident_id == incident_id:
+            return incident, letter
+    raise JobOvertaken(standing="failing again")
+
+
+def _replayed(key: str, action: str, by: Operator, letter: DeadLetter, digest: str) -> AuditEvent | None:
+    return audit.replayed(
+        key=key, action=action, operator=by, target_type="dead_letter", target_id=str(letter.id), digest=digest
+    )
+
+
+def _check_texts(reason: str, reference: str) -> None:
+    if len(reason) > 500:
+        raise InvalidInput(detail="The reason has at most 500 characters.", field="reason")
+    if len(reference) > 300:
+        raise InvalidInput(detail="The reference has at most 300 characters.", field="reference")
+    if "\x00" in reason + reference:
+        raise InvalidInput(detail="Text holds a NUL character.", field="reason")
+
+
+def _plan_retry(
+    letter: DeadLetter,
+    incident: Incident,
+    request: _RetryRequest,
+    *,
+    key: str,
+    served: Served,
+    batch: RepairBatch | None = None,
+) -> tuple[RepairAction, list[str]]:
+    """Plan to send a locked letter's message again; raises the first refusal, with nothing changed."""
+    now = incident.locked_at
+    warnings = refuse_unrepairable(
+        letter,
+        incident,
+        served=served,
+        now=now,
+        provider_checked=request.provider_checked,
+        run_expired=request.run_expired,
+    )
+    was_ambiguous = letter.outcome_class == OutcomeClass.AMBIGUOUS
+    answer = ProviderAnswer.DID_NOT_HAPPEN if was_ambiguous else ProviderAnswer.NONE
+    action = RepairAction(
+        id=new_id(),
+        tenant=letter.tenant,
+        source=letter.source,
+        actor_type=letter.actor_type,
+        actor_id=letter.actor_id,
+        action_type=ActionType.RETRY_MESSAGE,
+        letter=letter,
+        incident=incident,
+        batch=batch,
+        previous=_newest_repair(letter),
+        operation_key=_operation_key(request.by, ActionType.RETRY_MESSAGE, key, letter),
+        state=ActionState.PLANNED,
+        before=canonical_json({"outcome": str(letter.outcome_class), "state": str(letter.state)}),
+        after=canonical_json({"attempts": 0, "state": "retrying"}),
+        planned_by=request.by.ref,
+        planned_by_name=request.by.name,
+        planned_at=now,
+        reason=request.reason,
+        reference=request.reference,
+        provider_answer=answer,
+        job_type=letter.job_type,
+        queue=letter.queue,
+        new_task_id=str(new_id()),
+        due_at=now,
+    )
+    action.save(force_insert=True)
+    letter.state = LetterState.RETRYING
+    if was_ambiguous:
+        # From here on the earlier attempts are known not to have taken effect, so they no longer count (C19).
+        letter.outcome_class = OutcomeClass.SAFE
+        letter.outcome_reason = "an operator found that the earlier attempts had not taken effect"
+    letter.save(update_fields=["state", "outcome_class", "outcome_reason"])
+    return action, warnings
+
+
+def _decide(
+    letter: DeadLetter,
+    incident: Incident,
+    *,
+    by: Operator,
+    key: str,
+    action_type: ActionType,
+    state: LetterState,
+    reason: str,
+    reference: str = "",
+    answer: ProviderAnswer = ProviderAnswer.NONE,
+) -> RepairAction:
+    """Close a locked open letter by a person's decision, with its action; raises ``JobOvertaken``."""
+    if letter.state != LetterState.OPEN:
+        raise JobOvertaken(standing=letter.standing(incident))
+    now = incident.locked_at
+    action = RepairAction(
+        id=new_id(),
+        tenant=letter.tenant,
+        source=letter.source,
+        actor_type=letter.actor_type,
+        actor_id=letter.actor_id,
+        action_type=action_type,
+        letter=letter,
+        incident=incident,
+        previous=_newest_repair(letter),
+        operation_key=_operation_key(by, action_type, key, letter),
+        state=ActionState.SUCCEEDED,
+        before=canonical_json({"outcome": str(letter.outcome_class), "state": str(letter.state)}),
+        after=canonical_json({"state": state.value}),
+        planned_by=by.ref,
+        planned_by_name=by.name,
+        planned_at=now,
+        reason=reason,
+        reference=reference,
+        provider_answer=answer,
+        job_type=letter.job_type,
+        queue=letter.queue,
+        due_at=now,
+        settled_at=now,
+    )
+    action.save(force_insert=True)
+    settle_letter(letter, incident, state=state, at=now)
+    return action
+
+
+def _newest_repair(letter: DeadLetter) -> RepairAction | None:
+    return RepairAction.objects.filter(letter=letter).newest_first().first()
+
+
+def _operation_key(by: Operator, action_type: ActionType, key: str, letter: DeadLetter) -> str:
+    return audit.fitted(f"{action_type.value}:{letter.id}:{by.ref}:{key}", 400)
+
+
+def _take_if_untaken(incident: Incident, by: Operator, *, is_changed: bool = False) -> None:
+    """Retrying an incident that nobody has makes its operator the holder (A12)."""
+    if incident.state == IncidentState.OPEN:
+        incident.take(by=by.ref, name=by.name, at=incident.locked_at)
+    elif is_changed:
+        return
+    save_incident(incident)
+
+
+def _outcome(letter: DeadLetter, incident: Incident, action: RepairAction, warnings: list[str]) -> dict[str, Any]:
+    """Return what the audit row keeps of a repair: ids and what failed, never the payload (B5, B8)."""
+    return {
+        "ambiguous": json.loads(action.before)["outcome"] == OutcomeClass.AMBIGUOUS,
+        "attempts": letter.attempts,
+        "cause": letter.error_class,
+        "incident": str(incident.id),
+        "incidentState": str(incident.state),
+        "job": letter.job_type,
+        "newTask": action.new_task_id,
+        "oldTask": letter.task_id,
+        "providerChecked": action.provider_answer == ProviderAnswer.DID_NOT_HAPPEN,
+        "reference": action.reference,
+        "repair": str(action.id),
+        "state": str(letter.state),
+        "warnings": list(warnings),
+    }
+
+
+def _record(
+    what: str,
+    letter: DeadLetter,
+    incident: Incident,
+    action: RepairAction,
+    *,
+    by: Operator,
+    capability: Capability,
+    key: str,
+    digest: str,
+    warnings: list[str] | None = None,
+    reason: str = "",
+) -> LetterMutation:
+    event = audit.record(
+        action=what,
+        operator=by,
+        resource=letter.resource,
+        capability=capability,
+        outcome=_outcome(letter, incident, action, warnings or []),
+        reason=reason,
+        key=key,
+        digest=digest,
+        at=incident.locked_at,
+    )
+    return LetterMutation(
+        letter_id=letter.id,
+        state=str(letter.state),
+        incident_id=incident.id,
+        incident_state=str(incident.state),
+        repair_id=action.id,
+        new_task_id=action.new_task_id,
+        warnings=tuple(warnings or ()),
+        event_id=event.id,
+    )

@@ -1,0 +1,235 @@
+"""A plain Celery app whose jobs end in every way there is; started as a real worker by the hook tests.
+
+Everything comes from the environment: JOURNAL_APP_BROKER (a URL, or a folder for the filesystem broker),
+JOURNAL_APP_JOURNAL (the journal's root), JOURNAL_APP_QUEUE, JOURNAL_APP_LATE ("1" acknowledges late), and
+JOURNAL_APP_GUARD (a folder in which claims are made; without it there is no guard).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from celery import Celery, Task
+from celery.exceptions import Ignore, Reject
+
+from deadletters.journal.folder import JournalRoot
+from deadletters.journal.hooks import StartRefused, connect
+from opsconsole.core.sealing import Sealer, derive_key
+
+SEALER = Sealer({"test": derive_key("journal tests", "sealing")}, "test")
+
+
+def make_app() -> Celery:
+    broker = os.environ["JOURNAL_APP_BROKER"]
+    app = Celery("journal_app", set_as_current=False)
+    options: dict[str, Any] = {}
+    if "://" not in broker:
+        folder = Path(broker)
+        for name in ("in", "control"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        options = {
+            "data_folder_in": str(folder / "in"),
+            "data_folder_out": str(folder / "in"),
+            "control_folder": str(folder / "control"),
+            "polling_interval": 0.02,
+        }
+        broker = "filesystem://"
+    elif broker.startswith("redis"):
+        options = {"visibility_timeout": 3600}
+    app.conf.update(
+        broker_url=broker,
+        broker_transport_options=options,
+        broker_connection_retry_on_startup=True,
+        task_default_queue=os.environ.get("JOURNAL_APP_QUEUE", "journal_app"),
+        task_acks_late=os.environ.get("JOURNAL_APP_LATE") == "1",
+        task_ignore_result=True,
+        accept_content=["json"],
+        worker_prefetch_multiplier=4,
+        worker_redirect_stdouts=False,
+        worker_cancel_long_running_tasks_on_connection_loss=True,
+        worker_lost_wait=0.5,
+        enable_utc=True,
+        # Deaf to remote control: revoking goes through the worker's own state, see `revoke` below.
+        worker_enable_remote_control=True,
+    )
+    return app
+
+
+app = make_app()
+
+
+class FileGuard:
+    """Claims by creating a file; a repair named ``no-...`` is refused, one named ``broken-...`` breaks the guard."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def claim(self, *, repair_id: str, task_id: str, retries: int, holder: str) -> None:
+        if repair_id.startswith("no-"):
+            raise StartRefused("this repair was cancelled")
+        if repair_id.startswith("later-"):
+            raise StartRefused("the database is read-only", retriable=True)
+        if repair_id.startswith("broken-"):
+            raise ConnectionError("no database")
+        try:
+            with (self.folder / f"{repair_id}.{retries}").open("x") as file:
+                file.write(f"{task_id} {holder}")
+        except FileExistsError:
+            raise StartRefused("this attempt was started before") from None
+
+
+class Declined(Exception):
+    """A failure of the job's own."""
+
+
+class Unpicklable(Exception):
+    """Cannot be rebuilt from its arguments."""
+
+    def __init__(self, code: int, *, reason: str) -> None:
+        super().__init__()
+        self.code = code
+        self.reason = reason
+        self.lock = open(os.devnull)  # noqa: SIM115  something no pickle takes
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.reason}"
+
+
+def note(name: str) -> None:
+    """Leave a mark on disk that a body ran."""
+    with (Path(os.environ["JOURNAL_APP_MARKS"]) / "marks").open("a") as file:
+        file.write(name + "\n")
+
+
+@app.task
+def ok(*_args: Any, **_kwargs: Any) -> str:
+    return "fine"
+
+
+def _decline(amount: int) -> None:
+    raise Declined(f"card declined for {amount}")
+
+
+@app.task
+def plain(amount: int) -> None:
+    try:
+        {}["missing"]
+    except KeyError as exc:
+        raise Declined(f"card declined for {amount}") from exc
+
+
+@app.task
+def through_library(amount: int) -> None:
+    import json
+
+    json.loads("{")
+
+
+@app.task(autoretry_for=(Declined,), max_retries=2, default_retry_delay=0, retry_backoff=False, retry_jitter=False)
+def again(amount: int) -> None:
+    _decline(amount)
+
+
+@app.task(soft_time_limit=1)
+def soft() -> None:
+    time.sleep(30)
+
+
+@app.task(time_limit=1)
+def hard() -> None:
+    time.sleep(30)
+
+
+@app.task
+def killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task
+def ignored() -> None:
+    raise Ignore()
+
+
+@app.task
+def rejected(requeue: bool) -> None:
+    marks = Path(os.environ["JOURNAL_APP_MARKS"]) / f"rejected-{requeue}"
+    if not marks.exists():
+        marks.touch()
+        raise Reject("not for me", requeue=requeue)
+
+
+@app.task
+def unpicklable() -> None:
+    raise Unpicklable(7, reason="has a lock")
+
+
+@app.task
+def exits() -> None:
+    raise SystemExit(3)
+
+
+@app.task
+def slow(name: str = "", seconds: float = 30.0) -> None:
+    note(f"slow {name}")
+    time.sleep(seconds)
+
+
+class RefusesToStart(Task):
+    def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+        raise Declined("not today")
+
+
+@app.task(base=RefusesToStart)
+def never_begins() -> None:
+    note("never_begins")
+
+
+class Parent(Task):
+    abstract = True
+
+    def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+        super().before_start(task_id, args, kwargs)
+
+
+class Child(Parent):
+    def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+        super().before_start(task_id, args, kwargs)
+
+
+@app.task(base=Child)
+def repaired(name: str) -> None:
+    note(f"repaired {name}")
+
+
+@app.task(base=Parent, autoretry_for=(Declined,), max_retries=1, default_retry_delay=0, retry_jitter=False)
+def repaired_again(name: str) -> None:
+    note(f"repaired_again {name}")
+    raise Declined(name)
+
+
+@app.task
+def inner_eager() -> None:
+    try:
+        plain.apply(args=(1,), throw=True)
+    except Declined:
+        note("inner_eager")
+
+
+if "JOURNAL_APP_JOURNAL" in os.environ:
+    guard_folder = os.environ.get("JOURNAL_APP_GUARD")
+    hooks = connect(
+        app,
+        source="tests",
+        sealer=SEALER,
+        root=JournalRoot(os.environ["JOURNAL_APP_JOURNAL"]),
+        identity=(
+            (lambda task, args, kwargs, headers: (headers.get("tenant", "default"), "", ""))
+            if os.environ.get("JOURNAL_APP_IDENTITY")
+            else None
+        ),
+        guard=FileGuard(Path(guard_folder)) if guard_folder else None,
+    )
