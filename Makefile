@@ -13,7 +13,7 @@ PYTHON ?= $(shell for name in python3.13 python3.12 python3.11 python3 python; d
 	&& { echo "$$name"; break; }; done)
 
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 PYTEST_ARGS ?=
 
 help:
@@ -38,6 +38,7 @@ help:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed (with its venv module); found: $$(python3 --version 2>&1 || true)" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
 		|| { echo "$(PYTHON) is no Python 3.11 or newer with a venv module." >&2; exit 1; }
+	@echo "installing into .venv (once; this takes a minute or two)"
 	@$(PYTHON) -m venv .venv
 
 run: .venv/installed

@@ -83,11 +83,10 @@ def parse_signature(text: str) -> TaskSignature | None:
         signature = TaskSignature(**read)
     except (ValueError, TypeError, AttributeError, RecursionError):
         return None
-    names = (*signature.positional, *signature.kwonly, *signature.kwonly_required)
+    lists = (signature.positional, signature.kwonly, signature.kwonly_required)
     counts = (signature.positional_only, signature.required)
-    if all(isinstance(name, str) for name in names) and all(isinstance(count, int) for count in counts):
-        return signature
-    return None
+    well_formed = all(isinstance(names, tuple) and all(isinstance(name, str) for name in names) for names in lists)
+    return signature if well_formed and all(isinstance(count, int) for count in counts) else None
 
 
 def _surplus(signature: TaskSignature, args: Sequence[Any]) -> list[str]:

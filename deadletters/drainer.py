@@ -21,12 +21,14 @@ from uuid import UUID
 from django.db import DataError, Error, IntegrityError, connections, transaction
 
 from deadletters import conf
+from deadletters.grouping import GroupingMode
 from deadletters.intake import Failure, HostClock, Intake
-from deadletters.journal.events import Batch, Caught, Delivery, Ended, EndState, ErrorReport, Failed, MessageState
+from deadletters.journal.events import Batch, Caught, Delivery, Ended, EndState, Failed
 from deadletters.journal.folder import JournalRoot, WorkerFolder
-from deadletters.journal.kept import KeptFailures
+from deadletters.journal.kept import KeptFailures, failed_from_json, failed_to_json
 from deadletters.journal.reader import FolderReader
 from deadletters.models import Attempt, JournalFolder, SetAsideEntry, TaskMinute, TaskPolicy
+from deadletters.outcome import Effects
 from deadletters.policy import TaskPolicySpec
 from deadletters.recorder import Recorded, record_failures
 from opsconsole.core.clock import boot_id, boot_now, wall_now
@@ -42,6 +44,8 @@ AT_ONCE = 100
 TRIES = 5
 LONGEST_PAUSE_SECONDS = 5.0
 RECOVER_EVERY_SECONDS = 5.0
+KEPT_SECONDS = 24 * 3600.0
+KEPT_BYTES = 512 << 20
 DATA_ERRORS = (DataError, IntegrityError)
 
 
@@ -73,11 +77,11 @@ def _policy_rows() -> list[TaskPolicySpec]:
             team=row.team,
             severity=row.get_severity_display(),
             runbook=row.runbook,
-            effects=row.effects,  # type: ignore[arg-type]  (the dataclass turns the value into its member)
+            effects=Effects(row.effects),
             safe_errors=tuple(row.safe_errors.split()),
             ignore=row.is_ignored,
             max_age_seconds=row.max_age_seconds,
-            grouping=row.grouping or None,  # type: ignore[arg-type]
+            grouping=GroupingMode(row.grouping) if row.grouping else None,
         )
         for row in TaskPolicy.objects.all()
     ]
@@ -191,15 +195,23 @@ class FolderDrain:
                 if letters:
                     self.settlement.failed(recorded, clock.database_now)
         if self.kept is not None and kept_failures:
-            self.kept.keep(kept_failures)
+            for failed in kept_failures:
+                delivery = failed.delivery
+                delivery.source, delivery.worker, delivery.boot_id = self.source, self.worker, boot
+            try:
+                self.kept.keep(kept_failures)
+            except OSError as error:
+                # Recorded is recorded; what is missing is the copy against a failover that loses commits.
+                logger.error("cannot keep a copy of %d failures: %s", len(kept_failures), error)
 
     def _is_ignored(self, failed: Failed, intake: Intake) -> bool:
         """A task declared to be ignored is counted and makes no letter, unless it is a repair that somebody awaits."""
         return intake.policies.for_task(failed.delivery.task).ignore and not failed.delivery.repair_id
 
     def _set_aside(self, failed: Failed, boot: str, error: Exception) -> None:
-        """Keep an entry that cannot be recorded: first as a letter without its readable parts, in any case sealed."""
+        """Keep an entry that cannot be recorded: sealed, visible, and to be recorded once its cause is mended."""
         delivery = failed.delivery
+        delivery.source, delivery.worker, delivery.boot_id = self.source, self.worker, boot
         logger.error("set aside %s (%s) after %d tries: %s", delivery.task_id, delivery.task, TRIES, error)
         try:
             SetAsideEntry.objects.get_or_create(
@@ -210,7 +222,7 @@ class FolderDrain:
                     "tenant": shorten(safe_text(delivery.tenant, 600), 100),
                     "job_type": shorten(safe_text(delivery.task, 600), 255),
                     "reason": safe_text(f"{type(error).__name__}: {error}", 2_000),
-                    "blob": seal_failed(failed, boot),
+                    "blob": seal_failed(failed),
                     "set_aside_at": database_now(),
                 },
             )
@@ -231,7 +243,7 @@ class FolderDrain:
             drained.endings_done += 1
 
     def _count(self, drained: Drained, intake: Intake, clock: HostClock) -> None:
-        """Commit the counts, the attempts and the offsets together: counts, unlike letters, have no key to save them."""
+        """Commit counts, attempts and offsets together: counts, unlike letters, have no key to save them."""
         batch = drained.batch
         counts: dict[tuple[str, str, datetime], list[int]] = defaultdict(lambda: [0] * len(COUNTED))
         attempts = []
@@ -311,55 +323,15 @@ def _concerns_repairs(ended: Ended) -> bool:
     return bool(ended.delivery.repair_id) or (ended.state == EndState.SUCCESS and ended.delivery.redelivered)
 
 
-def seal_failed(failed: Failed, boot: str) -> bytes:
+def seal_failed(failed: Failed) -> bytes:
     """Return one failure as sealed JSON, complete enough to be recorded later."""
-    from_delivery = {name: getattr(failed.delivery, name) for name in _PLAIN_DELIVERY}
-    document = {
-        "boot": boot,
-        "caught": failed.caught.value,
-        "at_boot": failed.at_boot,
-        "at_wall": failed.at_wall,
-        "never_started": failed.never_started,
-        "error": {
-            "error_class": failed.error.error_class,
-            "text": failed.error.text,
-            "traceback": failed.error.traceback,
-            "call_site": failed.error.call_site,
-            "classes": list(failed.error.classes),
-        },
-        "delivery": {**from_delivery, "message_state": failed.delivery.message_state.value},
-        "sealed": failed.delivery.sealed.hex(),
-    }
-    return conf.sealer().seal(json.dumps(document).encode())
+    return conf.sealer().seal(failed_to_json(failed))
 
 
-def open_failed(blob: bytes) -> tuple[Failed, str]:
-    """Return what ``seal_failed`` sealed, and the boot its clock belongs to."""
-    document = json.loads(conf.sealer().open(blob))
-    delivery = Delivery(
-        **{
-            **document["delivery"],
-            "message_state": MessageState(document["delivery"]["message_state"]),
-            "sealed": bytes.fromhex(document["sealed"]),
-        }
-    )
-    error = document["error"]
-    failed = Failed(
-        delivery=delivery,
-        caught=Caught(document["caught"]),
-        at_boot=document["at_boot"],
-        at_wall=document["at_wall"],
-        error=ErrorReport(**{**error, "classes": tuple(error["classes"])}),
-        never_started=document["never_started"],
-    )
-    return failed, document["boot"]
+def open_failed(blob: bytes) -> Failed:
+    """Return what ``seal_failed`` sealed; raises ``SealError`` if its key is gone."""
+    return failed_from_json(conf.sealer().open(blob))
 
-
-_PLAIN_DELIVERY = (
-    "token", "task_id", "task", "retries", "tenant", "actor_type", "actor_id", "queue", "exchange", "routing_key",
-    "priority", "root_id", "parent_id", "group_id", "chord_id", "repair_id", "redelivered", "trace_id", "sentry_id",
-    "received_boot", "received_wall", "acked", "started_boot", "holder", "claimed", "message_digest", "preview",
-)  # fmt: skip
 
 ATTEMPTS = RowWriter(
     Attempt,
@@ -402,7 +374,7 @@ class Drainer(threading.Thread):
         self.captured_at: datetime | None = None
         self._stop_asked = threading.Event()
         self._book = policies()
-        self._kept = KeptFailures(root)
+        self._kept = KeptFailures(root, KEPT_BYTES, KEPT_SECONDS, sealer=conf.sealer())
         self._drain = self._drain_of(folder.name)
         self._reader = FolderReader(folder, conf.sealer())
         self._pending: Drained | None = None
@@ -507,13 +479,12 @@ def recover_folder(folder: WorkerFolder, drain: FolderDrain) -> bool:
     if offsets is None:
         return True
     reader = FolderReader(folder, conf.sealer(), offsets)
-    head = reader.head
-    if head.get("source"):
-        drain.source = str(head["source"])
-    drain.worker = str(head.get("worker") or drain.worker)
     boot = ""
     while True:
         batch = reader.read(READ_BYTES)
+        # Recorded as the dead worker would have: in its source and under its name, not the rescuer's.
+        drain.source = str(reader.head.get("source") or drain.source)
+        drain.worker = str(reader.head.get("node") or drain.worker)
         boot = batch.boot_id or boot
         if batch.offsets or batch.events or batch.received:
             drain.apply(Drained(batch=batch, boot_id=boot or boot_id()))
@@ -521,5 +492,6 @@ def recover_folder(folder: WorkerFolder, drain: FolderDrain) -> bool:
             break
     last = reader.finish()
     drain.apply(Drained(batch=replace(last, exhausted=True), boot_id=last.boot_id or boot, is_last=True))
-    logger.warning("recovered the journal of %s: %d events", folder.name, len(last.events))
+    if last.events:
+        logger.warning("recovered the journal of %s: %d deliveries had been open", folder.name, len(last.events))
     return True

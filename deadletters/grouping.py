@@ -43,6 +43,7 @@ _MAIL = re.compile(r"[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}")
 _PATH = re.compile(r"(?<![\w./:…])(/[\w.@+~-]+/)(?:[\w.@+~%-]+/)*(?:[\w@+~%-]*(\.[A-Za-z]{1,5}\b)|[\w.@+~%-]*)")
 _WINDOWS_PATH = re.compile(r"\b([A-Za-z]:\\)[^\s'\"<>|]+")
 _LONG_TOKEN = re.compile(r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{20,}+={0,2}")
+_UUID = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.IGNORECASE)
 _IPV6 = re.compile(r"(?<![\w:])(?:[0-9a-f]{0,4}:){2,7}[0-9a-f]{0,4}(?:%\w+)?(?![\w:])", re.IGNORECASE)
 _HEX = re.compile(r"\b[0-9a-f]{8,}\b", re.IGNORECASE)
 _WITH_DIGIT = re.compile(r"(?<![A-Za-z0-9])[A-Za-z]*+\d[A-Za-z0-9]*")
@@ -75,6 +76,8 @@ def signature(text: str) -> str:
         value = _PATH.sub(r"\1…\2", value)
     if ":\\" in value:
         value = _WINDOWS_PATH.sub(r"\1…", value)
+    if value.count("-") > 3:
+        value = _UUID.sub("#", value)
     if value.count(":") > 1:
         value = _IPV6.sub("#", value)
     value = _HEX.sub("#", _LONG_TOKEN.sub(_without_token, value))
@@ -175,7 +178,7 @@ def _with_hash(part: str) -> str:
 
 # --- words -----------------------------------------------------------------------------------------------------------
 
-_NO_TASK = "A message without a task name"
+_NO_TASK = "An invalid message"
 _BY_CLASS = {
     "TimeLimitExceeded": "{task} was killed at its time limit",
     "SoftTimeLimitExceeded": "{task} was stopped at its time limit",

@@ -1,4 +1,4 @@
-"""What a worker says of itself every ten seconds: that it is alive, what it serves, and how far its journal is behind."""
+"""What a worker says of itself every ten seconds: it is alive, what it serves, how far its journal is behind."""
 
 from __future__ import annotations
 

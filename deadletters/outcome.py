@@ -130,6 +130,7 @@ _NOT_STARTED = {
     Caught.EXPIRED: "It expired before it was started, so nothing has run.",
 }
 
+_TIMED_OUT = "It timed out waiting; what it had asked for may have been done."
 _HARMLESS = {
     Effects.NONE: "The task is declared to have no effects outside, so running it again does no harm.",
     Effects.IDEMPOTENT: "The task is declared to be idempotent, so running it again does no harm.",
@@ -170,14 +171,17 @@ def judge(
 ) -> Judgement:
     """Judge one final or retried failure.
 
-    ``classes`` are the qualified names of the error, its bases, its causes and theirs. ``call_site`` is the innermost
+    ``classes`` are the qualified names of the error and its bases up to ``BaseException``, then those of its causes
+    and of what was being handled; only the former can be declared safe. ``call_site`` is the innermost
     frame of the user's own code: empty where there was none, None where nobody looked. ``task`` is the task's name;
     with it a call that does not fit is told from one that the task itself made.
     """
+    error_class = error_class.removeprefix("builtins.")
+    chain = (error_class, *(name.removeprefix("builtins.") for name in classes))
     judgement = _judge(
         caught=caught,
-        error_class=error_class.removeprefix("builtins."),
-        chain=frozenset(name.removeprefix("builtins.") for name in classes) | {error_class.removeprefix("builtins.")},
+        error_class=error_class,
+        chain=chain,
         text=text,
         effects=effects,
         safe_errors=safe_errors,
@@ -185,7 +189,7 @@ def judge(
         is_misfit=call_site == "" and error_class.endswith("TypeError") and _is_misfit(text, task),
     )
     if message_missing:
-        return Judgement(judgement.outcome, f"{judgement.reason} Its message was not kept.")
+        return Judgement(judgement.outcome, f"{judgement.reason} Its message was not fully captured.")
     return judgement
 
 
@@ -204,7 +208,7 @@ def _judge(
     *,
     caught: Caught,
     error_class: str,
-    chain: frozenset[str],
+    chain: tuple[str, ...],
     text: str,
     effects: Effects,
     safe_errors: tuple[str, ...],
@@ -224,36 +228,45 @@ def _judge(
         return Judgement(OutcomeClass.SAFE, "The arguments did not fit the task, so its body did not run.")
     if _is_declared(error_class, safe_errors):
         return Judgement(OutcomeClass.SAFE, f"{name} is declared safe: nothing has happened when it is raised.")
-    if (reason := _why_ambiguous(caught, name, chain)) is not None:
+    classes = frozenset(chain)
+    if (reason := _why_ambiguous(caught, error_class, name, classes)) is not None:
         return Judgement(OutcomeClass.AMBIGUOUS, reason)
-    if any(_is_declared(other, safe_errors) for other in chain):
+    if safe_errors and any(_is_declared(other, safe_errors) for other in _its_own(name, chain)):
         return Judgement(OutcomeClass.SAFE, f"{name} comes from an error that is declared safe.")
-    return _judge_connection(error_class, name, chain, text) or _judge_by_effects(effects, name)
+    return _judge_connection(name, classes, text) or _judge_by_effects(effects, name)
 
 
-def _why_ambiguous(caught: Caught, name: str, chain: frozenset[str]) -> str | None:
+def _its_own(name: str, chain: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the error's class and bases: what was being handled when it was raised says nothing about it.
+
+    Celery's word for "no attempt left" is the exception: it is raised while handling the error it stands for.
+    """
+    if name == "MaxRetriesExceededError" or "BaseException" not in chain:
+        return chain
+    return chain[: chain.index("BaseException")]
+
+
+def _why_ambiguous(caught: Caught, error_class: str, name: str, chain: frozenset[str]) -> str | None:
     if caught is Caught.WORKER_LOST:
         return _ENDED_FROM_OUTSIDE["WorkerLostError"]
     if name in _ENDED_FROM_OUTSIDE:
         return _ENDED_FROM_OUTSIDE[name]
     if not chain.isdisjoint(_NO_ANSWER):
         return "The connection broke after the request may have been sent, and no answer came."
+    if error_class in _TIMEOUTS:
+        return _TIMED_OUT
     if caught is Caught.INTERNAL:
         return "Celery failed around the task, not in it; the task's own work may have been done."
     return None
 
 
-def _judge_connection(error_class: str, name: str, chain: frozenset[str], text: str) -> Judgement | None:
+def _judge_connection(name: str, chain: frozenset[str], text: str) -> Judgement | None:
     """Judge an error of a connection, by its class or, where the class does not say it, by its words."""
     not_sent = Judgement(OutcomeClass.SAFE, "No connection was made, so the request was not sent.")
-    if error_class in _TIMEOUTS:
-        is_timeout, was_refused = True, False
-    else:
-        is_timeout, was_refused = not chain.isdisjoint(_TIMEOUTS), not chain.isdisjoint(_NOT_SENT)
-    if was_refused:
+    if not chain.isdisjoint(_NOT_SENT):
         return not_sent
-    if is_timeout:
-        return Judgement(OutcomeClass.AMBIGUOUS, "It timed out waiting; what it had asked for may have been done.")
+    if not chain.isdisjoint(_TIMEOUTS):
+        return Judgement(OutcomeClass.AMBIGUOUS, _TIMED_OUT)
     if name.endswith(_CONNECTION_ERRORS):
         if _REFUSED_WORDS.search(text):
             return not_sent

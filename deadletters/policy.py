@@ -92,8 +92,8 @@ class TaskPolicySpec:
 class PolicyBook:
     """All policies, looked up by task name; the most specific pattern wins.
 
-    Exact names come before patterns, then the one with most characters that are no wildcard, then the longer one, then
-    the alphabet, so that the order in which they were written never matters.
+    Exact names come before patterns, then the one with most characters that are no wildcard, then the one with fewer
+    ``*``, then the longer one, then the alphabet, so that the order in which they were written never matters.
     """
 
     def __init__(self, specs: Iterable[TaskPolicySpec] = ()) -> None:
@@ -124,8 +124,9 @@ class PolicyBook:
         return next((spec for regex, spec in self._patterns if regex.match(name)), self._default)
 
 
-def _specificity(spec: TaskPolicySpec) -> tuple[int, int, str]:
-    return (-len(_WILDCARDS.sub("", spec.pattern)), -len(spec.pattern), spec.pattern)
+def _specificity(spec: TaskPolicySpec) -> tuple[int, int, int, str]:
+    literal = len(_WILDCARDS.sub("", spec.pattern))
+    return (-literal, spec.pattern.count("*"), -len(spec.pattern), spec.pattern)
 
 
 def _check_line(name: str, value: object, limit: int) -> None:

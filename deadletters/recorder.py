@@ -249,7 +249,7 @@ class _Recording:
                     failure.happened_at,
                     1,
                     self.now,
-                )  # fmt: skip
+                )
             )
         made = INCIDENTS.insert_returning(rows, "id")
         if len(made) < len(rows):
@@ -286,13 +286,13 @@ class _Recording:
         return incident
 
     def _add_new_letter(self, incident: Incident, failure: Failure) -> None:
-        self._open_for(incident, failure)
+        self._open_for(incident)
         incident.letter_count += 1
         incident.unresolved_count += 1
         incident.note_occurrence(failure.happened_at)
         self._break_acknowledgement(incident, failure, is_failed_repair=False)
 
-    def _open_for(self, incident: Incident, failure: Failure) -> None:
+    def _open_for(self, incident: Incident) -> None:
         """Make the incident one that may have an unresolved letter."""
         if incident.is_resolved:
             incident.reopen("recurred", self.now)

@@ -19,20 +19,17 @@ from grants import sql
 from grants.access import Capability
 from grants.actions import Action
 from grants.errors import IdempotencyKeyInvalid, IdempotencyKeyMissing, IdempotencyKeyReused, ReasonInvalid
-from grants.leaf import LEAF_COLUMNS, LEAF_VERSION, hash_leaf
+from grants.leaf import LEAF_VERSION, hash_leaf
 from grants.models import REASON_LENGTH, AuditEvent, Verdict
 from grants.operators import Operator, OperatorKind
 from grants.resources import Resource
 from opsconsole.core.canonical_json import JsonValue, canonical_json
-from opsconsole.core.database import RowWriter, database_now
+from opsconsole.core.database import database_now
 from opsconsole.core.ids import new_id
 from opsconsole.core.request_id import current_request_id
 
-COLUMNS = (*LEAF_COLUMNS[LEAF_VERSION], "leaf_hash")
 KEY_LENGTH = 255  # of a client's key; a key that we derive from it may be longer
 LIMITS: dict[str, int | None] = {field.attname: field.max_length for field in AuditEvent._meta.concrete_fields}
-WRITER = RowWriter(AuditEvent, COLUMNS)
-NEW_WRITER = RowWriter(AuditEvent, COLUMNS, suffix="ON CONFLICT DO NOTHING")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +103,7 @@ def record(
     columns = _columns(entry, at or database_now())
     try:
         with nullcontext() if key is None else transaction.atomic():
-            WRITER.insert([_values(columns)])
+            sql.insert_events(connection, [columns])
     except IntegrityError as error:
         if key is not None and sql.violates_key(error):
             raise IdempotencyKeyReused from error
@@ -127,7 +124,7 @@ def record_many(entries: Sequence[AuditEntry], *, at: datetime | None = None) ->
     now = at or database_now()
     # In key order: two batches that insert the same keys the other way round would wait for each other.
     ordered = sorted(entries, key=lambda entry: (entry.resource.tenant, entry.key or ""))
-    return _insert_new([_values(_columns(entry, now)) for entry in ordered])
+    return sql.insert_new_events(connection, [_columns(entry, now) for entry in ordered])
 
 
 def record_denied(*, operator: Operator, action: Action, resource: Resource, at: datetime, denial_key: str) -> None:
@@ -135,7 +132,7 @@ def record_denied(*, operator: Operator, action: Action, resource: Resource, at:
     nothing = Capability(id="", text="")
     entry = AuditEntry(action=action.value, operator=operator, resource=resource, capability=nothing, outcome={})
     columns = _columns(entry, at, verdict=Verdict.DENIED, denial_key=denial_key)
-    _insert_new([_values(columns)])
+    sql.insert_new_events(connection, [columns])
 
 
 def request_digest(body: Mapping[str, Any]) -> str:
@@ -179,11 +176,12 @@ def fitted(value: str, limit: int | None) -> str:
 
     What was cut has the hash of the whole beside it, so that two long values never become one.
     """
-    text = value.encode(errors="backslashreplace").decode().replace("\x00", "\\x00")
-    if limit is None or len(text) <= limit:
-        return text
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    return f"{text[: limit - len(digest) - 1]}:{digest}"
+    if not value.isascii() or "\x00" in value:
+        value = value.encode(errors="backslashreplace").decode().replace("\x00", "\\x00")
+    if limit is None or len(value) <= limit:
+        return value
+    digest = hashlib.sha256(value.encode()).hexdigest()
+    return f"{value[: limit - len(digest) - 1]}:{digest}"
 
 
 def _columns(
@@ -222,16 +220,6 @@ def _columns(
             columns[name] = fitted(value, LIMITS[name])
     columns["leaf_hash"] = hash_leaf(columns)
     return columns
-
-
-def _insert_new(rows: list[tuple[Any, ...]]) -> int:
-    if connection.vendor == "postgresql":
-        return NEW_WRITER.insert(rows)
-    return sql.insert_new_on_sqlite(connection, COLUMNS, rows)
-
-
-def _values(columns: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(columns[name] for name in COLUMNS)
 
 
 def _hashable(value: Any) -> Any:

@@ -42,8 +42,9 @@ class ScopedQuerySet(QuerySet[M]):
 
         Asks once which shapes of grants the operator holds, then filters with one equality-only EXISTS for each:
         wildcards inside the subquery could not be hashed, and one row's grants would be searched for every row of the
-        table. Whole tenants are named instead, so that an index that begins with the tenant is used. Rows have no
-        command: a grant narrowed to one shows none of them.
+        table. Whole tenants are named instead, so that an index that begins with the tenant is used; these are the
+        tenants of the moment of the call, so a queryset is for one request. Rows have no command: a grant narrowed to
+        one shows none of them.
         """
         if operator.kind is OperatorKind.SYSTEM:
             return self.all()

@@ -10,15 +10,19 @@ from typing import Any
 from django.contrib.auth import get_user_model
 from django.contrib.auth.base_user import AbstractBaseUser
 from django.contrib.auth.models import Group
+from django.db import connection
 from django.db.models import F, Q, QuerySet
 
+from grants import sql
 from grants.access import Capability, find_capability
 from grants.actions import Action
-from grants.models import SCOPE_FIELDS, ApiToken, ScopeGroupGrant, ScopeUserGrant
+from grants.models import SCOPE_FIELDS, ApiToken, AuditEvent, ScopeGroupGrant, ScopeUserGrant
 from grants.operators import Operator, OperatorKind
-from grants.principals import group_ids, live
+from grants.principals import group_ids, live, user_named
+from grants.reading import authorise_anywhere, authorise_read, authorise_scope
 from grants.resources import ANY, Resource
 from opsconsole.core.database import database_now
+from opsconsole.core.keyset import Page, Source, read_page
 
 EXPLAINED_GRANTS = 10
 LISTED_GRANTS = 1000
@@ -94,6 +98,53 @@ def explain(operator: Operator, action: Action, resource: Resource) -> Explanati
         compared=compared,
         reasons=reasons,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditFilter:
+    """Which audit rows are wanted; an empty field wants all. ``operator`` is a reference such as ``person:5``."""
+
+    tenant: str | None = None
+    action: str | None = None
+    operator: str | None = None
+    target_type: str | None = None
+    target_id: str | None = None
+    verdict: str | None = None
+    since: datetime | None = None
+    before: datetime | None = None
+
+    def condition(self) -> Q:
+        """Return the filter as a condition on audit rows."""
+        wanted = {name: getattr(self, name) for name in ("action", "target_type", "target_id", "verdict")}
+        wanted |= {"tenant": None if self.tenant == ANY else self.tenant, "at__gte": self.since, "at__lt": self.before}
+        if self.operator is not None:
+            wanted["operator_kind"], _, wanted["operator_id"] = self.operator.partition(":")
+        return Q(**{name: value for name, value in wanted.items() if value is not None})
+
+
+def list_audit(
+    operator: Operator, wanted: AuditFilter, *, limit: int = 50, cursor: str | None = None
+) -> Page[AuditEvent]:
+    """Return a page of the trail, newest first: of one tenant, of every one for ``*``, else of all that are readable.
+
+    The scope that is named is authorised first; raises ``AccessDenied``, audited, for that (B2, B16), and for an
+    operator who may read no part of the trail at all.
+    """
+    authorise_scope(operator, Action.AUDIT_READ, tenant=wanted.tenant)
+    authorise_anywhere(operator, Action.AUDIT_READ)
+    rows = AuditEvent.objects.visible_to(operator, Action.AUDIT_READ).filter(wanted.condition())
+    return read_page("audit", [[Source(rows, ("at", "id"))]], limit=limit, cursor=cursor)
+
+
+def explain_to(asking: Operator, action: Action, resource: Resource, *, username: str | None = None) -> Explanation:
+    """Explain a decision to whoever may know it: one's own, or, with ``grants.manage`` there, another user's.
+
+    Raises ``AccessDenied``, audited, before it looks for the user, then ``PrincipalNotFound`` or ``NotAnOperator``.
+    """
+    if username is None:
+        return explain(asking, action, resource)
+    authorise_read(asking, Action.GRANTS_MANAGE, resource)
+    return explain(Operator.from_user(user_named(username)), action, resource)
 
 
 def grants_of_user(user: AbstractBaseUser) -> list[HeldGrant]:
@@ -214,3 +265,21 @@ def _why_not_by_grants(grants: Sequence[HeldGrant], action: Action, resource: Re
         yield text
     if len(misses) > EXPLAINED_GRANTS:
         yield f"{len(misses) - EXPLAINED_GRANTS} more permissions for this action don't cover it either."
+
+
+def tenants_named(operator: Operator, action: Action, limit: int) -> list[str] | None:
+    """Return the tenants that live grants of ``action`` name, ``limit`` at most; None if one covers every tenant."""
+    if operator.user_id is None:
+        return None if operator.kind is OperatorKind.SYSTEM else []
+    plan = sql.plan_for(connection, operator, action)
+    if plan.everything or any(shape.any_tenant for shape in plan.shapes):
+        return None
+    if not plan.shapes:
+        return list(plan.tenants[:limit])
+    of_action = Q(live(), action=action.value)
+    own = ScopeUserGrant.objects.filter(of_action, user_id=operator.user_id)
+    shared = ScopeGroupGrant.objects.filter(of_action, group_id__in=group_ids(operator.user_id))
+    found = {
+        name for rows in (own, shared) for name in rows.order_by("tenant").values_list("tenant", flat=True).distinct()
+    }
+    return sorted(found)[:limit]

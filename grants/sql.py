@@ -7,7 +7,8 @@ against 1 ms). Triggers are raw because Django has none. Table names are written
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -198,9 +199,14 @@ def _membership() -> tuple[str, str, str] | None:
 APPEND_ONLY = "ops_audit_append_only"
 KEY_CONSTRAINTS = ("ops_audit_key_once", "ops_audit_key_anywhere")
 _SAME_KEY = (
-    "operator_kind = {0}operator_kind AND operator_id = {0}operator_id AND action = {0}action"
-    " AND idempotency_key = {0}idempotency_key AND ({0}operator_kind <> 'system' OR tenant = {0}tenant)"
+    f"SELECT 1 FROM {EVENTS} WHERE operator_kind = {{operator_kind}} AND operator_id = {{operator_id}}"
+    " AND action = {action} AND idempotency_key = {idempotency_key}"
+    " AND ({operator_kind} <> 'system' OR tenant = {tenant})"
 )
+_KEY_COLUMNS = ("operator_kind", "operator_id", "action", "idempotency_key", "tenant")
+_SAME_KEY_GIVEN = _SAME_KEY.format(**{name: f"%({name})s" for name in _KEY_COLUMNS})
+_SAME_KEY_STORED = _SAME_KEY.format(**{name: f"NEW.{name}" for name in _KEY_COLUMNS})
+_SAME_DENIAL_GIVEN = f"SELECT 1 FROM {EVENTS} WHERE denial_key = %(denial_key)s"
 
 
 def violates_key(error: IntegrityError) -> bool:
@@ -211,27 +217,37 @@ def violates_key(error: IntegrityError) -> bool:
     return any(name in str(error) for name in (*KEY_CONSTRAINTS, f"{EVENTS}.idempotency_key"))
 
 
-def insert_new_on_sqlite(connection: BaseDatabaseWrapper, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> int:
-    """Insert audit rows whose keys are new and return how many were.
+def insert_events(connection: BaseDatabaseWrapper, rows: Sequence[Mapping[str, Any]]) -> int:
+    """Insert audit rows, given as column values, and return how many were."""
+    return _insert_events(connection, rows, only_new=False)
 
-    Not ``ON CONFLICT DO NOTHING``: the trigger against REPLACE would stop the statement before SQLite skips the row.
-    """
-    values = ", ".join(f"%({name})s" for name in columns)
-    given = {name: f"%({name})s" for name in ("operator_kind", "operator_id", "action", "idempotency_key", "tenant")}
-    same_key = " AND ".join(
-        f"{name} = {given[name]}" for name in ("operator_kind", "operator_id", "action", "idempotency_key")
-    )
-    statement = (
-        f"INSERT INTO {EVENTS} ({', '.join(columns)}) SELECT {values} WHERE NOT EXISTS (SELECT 1 FROM {EVENTS}"
-        f" WHERE {same_key} AND (operator_kind <> 'system' OR tenant = {given['tenant']}))"
-        f" AND NOT EXISTS (SELECT 1 FROM {EVENTS} WHERE denial_key = %(denial_key)s)"
-    )
-    inserted = 0
+
+def insert_new_events(connection: BaseDatabaseWrapper, rows: Sequence[Mapping[str, Any]]) -> int:
+    """Insert those audit rows whose idempotency and denial keys are new, and return how many were."""
+    return _insert_events(connection, rows, only_new=True)
+
+
+def _insert_events(connection: BaseDatabaseWrapper, rows: Sequence[Mapping[str, Any]], *, only_new: bool) -> int:
+    names = tuple(rows[0])
+    columns = ", ".join(names)
     with connection.cursor() as cursor:
-        for row in rows:
-            cursor.execute(statement, {n: plain_value(connection, v) for n, v in zip(columns, row, strict=True)})
-            inserted += cursor.rowcount
-    return inserted
+        if connection.vendor == "postgresql":
+            # One JSON text instead of a parameter for each value: a quarter of the processor time for a hundred rows.
+            cursor.execute(
+                f"INSERT INTO {EVENTS} ({columns}) SELECT {columns} FROM json_populate_recordset(NULL::{EVENTS}, %s)"
+                f"{' ON CONFLICT DO NOTHING' if only_new else ''}",
+                [json.dumps([dict(row) for row in rows], default=str, ensure_ascii=False)],
+            )
+            return int(cursor.rowcount)
+        statement = f"INSERT INTO {EVENTS} ({columns}) SELECT {', '.join(f'%({name})s' for name in names)}"
+        if only_new:
+            # Not ON CONFLICT DO NOTHING: the triggers against REPLACE stop the statement before SQLite skips a row.
+            statement += f" WHERE NOT EXISTS ({_SAME_KEY_GIVEN}) AND NOT EXISTS ({_SAME_DENIAL_GIVEN})"
+        # executemany also because Django rewrites the placeholders of a statement each time it is executed.
+        cursor.executemany(
+            statement, [{name: plain_value(connection, value) for name, value in row.items()} for row in rows]
+        )
+        return int(cursor.rowcount)
 
 
 # --- triggers ---------------------------------------------------------------------------------------------------------
@@ -255,7 +271,7 @@ _SQLITE_TRIGGERS = {
     ),
     "ops_audit_no_second_key": (
         EVENTS,
-        f"BEFORE INSERT ON {EVENTS} WHEN EXISTS (SELECT 1 FROM {EVENTS} WHERE {_SAME_KEY.format('NEW.')})"
+        f"BEFORE INSERT ON {EVENTS} WHEN EXISTS ({_SAME_KEY_STORED})"
         f" BEGIN SELECT RAISE(ABORT, '{KEY_CONSTRAINTS[0]}'); END",
     ),
     "ops_audit_no_second_denial": (

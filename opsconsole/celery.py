@@ -10,13 +10,15 @@ from celery import Celery
 from celery.signals import setup_logging
 from django.conf import settings
 
+from opsconsole.attach import install
+
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "opsconsole.settings.base")
 
 app = Celery("opsconsole")
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks()
 
-# ---- attach: install(app, source=...) belongs exactly here, after the configuration and before any worker starts ----
+install(app)
 
 
 @setup_logging.connect(weak=False, dispatch_uid="opsconsole.celery.keep_our_log_lines")

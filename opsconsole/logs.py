@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import time
+from datetime import UTC, datetime
 from typing import Any
 
 from celery._state import get_current_task
@@ -45,11 +45,9 @@ class JsonLines(JsonFormatter):
 class ReadableLines(logging.Formatter):
     """One line per record for a person at a terminal; tracebacks follow, set off so that no text can pose as a line."""
 
-    converter = time.gmtime
-    default_msec_format = "%s.%03dZ"
-
     def format(self, record: logging.LogRecord) -> str:
-        head = f"{self.formatTime(record)} {record.levelname:<8} {record.name}: {record.getMessage()}"
+        at = datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+        head = f"{at}Z {record.levelname:<8} {record.name}: {record.getMessage()}"
         lines = [on_one_line(head) + _context(record)]
         if record.exc_info:
             lines += _set_off(self.formatException(record.exc_info))

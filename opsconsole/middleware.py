@@ -6,27 +6,38 @@ from collections.abc import Callable
 from uuid import UUID
 
 from django.http import HttpRequest, HttpResponse
-from django_guid import set_guid
-from django_guid.context import guid
 
+from opsconsole.core.ids import new_id
 from opsconsole.core.request_id import set_request_id
+
+HEADER = "X-Request-ID"
+LONGEST_FORM = len("urn:uuid:{00000000-0000-0000-0000-000000000000}")
 
 
 class RequestIdMiddleware:
-    """Hands django-guid's id to the core while the request runs; stands right after django-guid's middleware.
+    """Hands the request's id to the core while the request runs, and sends it back; stands before everything else.
 
-    django-guid has taken it from ``X-Request-ID`` or made it, and sends it back in the same header.
+    The id is the one in ``X-Request-ID`` if that is a UUID in any of its forms, else a new one: what anybody may send
+    is written into every log line and audit row, so it has one short form.
     """
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        # "urn:uuid:{...}" with a thousand hyphens passes for a UUID too; what is stored and sent back has one form.
-        request_id = str(UUID(guid.get()))
-        set_guid(request_id)
+        request_id = str(given_id(request) or new_id())
         set_request_id(request_id)
         try:
-            return self.get_response(request)
+            response = self.get_response(request)
         finally:
             set_request_id("")
+        response[HEADER] = request_id
+        return response
+
+
+def given_id(request: HttpRequest) -> UUID | None:
+    """Return the id that the client or a proxy gave the request, if it is one."""
+    try:
+        return UUID(request.headers.get(HEADER, "")[: LONGEST_FORM + 1])
+    except ValueError:
+        return None

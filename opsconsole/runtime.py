@@ -48,7 +48,7 @@ class WorkerRuntime:
             identity=conf.identity(),
             guard=DatabaseGuard(),
         )
-        return None if hooks is None else cls(app, hooks, name)
+        return None if journal_hooks.is_switched_off() else cls(app, hooks, name)
 
     def start(self, consumer: Any) -> None:
         """Start the threads; called once the worker is ready, after its first children were forked."""

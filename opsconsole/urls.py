@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+from django.urls import include, path
 from django.urls.resolvers import URLPattern, URLResolver
 
-urlpatterns: list[URLPattern | URLResolver] = []
+from opsconsole.api.health import healthz, readyz
+from opsconsole.console.site import site
+
+urlpatterns: list[URLPattern | URLResolver] = [
+    path("healthz", healthz, name="healthz"),
+    path("readyz", readyz, name="readyz"),
+    path("api/", include("opsconsole.api.urls")),
+    path("ops/", site.urls),
+]

@@ -19,6 +19,14 @@ class RepairNotFound(OpsError):
     message = "There is no such repair, or you may not see it."
 
 
+class BatchNotFound(OpsError):
+    """There is no such batch of repairs, or it is not yours to see."""
+
+    code = "repair_batch_not_found"
+    status = 404
+    message = "There is no such batch of repairs, or you may not see it."
+
+
 class IncidentNotRepairable(OpsError):
     """The incident has no failed job that can be repaired from here."""
 

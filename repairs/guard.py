@@ -21,7 +21,7 @@ class DatabaseGuard:
 
     An attempt is claimed by raising ``claim_retries`` to its number, so a second delivery of it, or one of an earlier
     attempt, finds nothing to raise. ``planned`` is accepted, since the relay may have been killed between sending and
-    marking. What is refused does not run: a repair that is unknown here, such as one that a failover has lost, included.
+    marking. What is refused does not run, and so does a repair that is unknown here, such as one lost in a failover.
     """
 
     def claim(self, *, repair_id: str, task_id: str, retries: int, holder: str) -> None:

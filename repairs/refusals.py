@@ -62,7 +62,8 @@ def open_letter_message(letter: DeadLetter) -> RawMessage:
         raise MessageTooDeep
     if letter.message_state != MessageState.FULL:
         raise MessageNotCaptured(state=letter.message_state)
-    stored = SealedMessage.objects.filter(letter_id=letter.id).first()
+    # Through the relation, so that a page about many letters can fetch their messages with them.
+    stored: SealedMessage | None = getattr(letter, "message", None)
     if stored is None:
         raise MessageNotCaptured(state="removed")
     try:

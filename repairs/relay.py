@@ -50,7 +50,7 @@ class Outgoing:
 
 
 def repair_message(action: RepairAction, raw: RawMessage) -> Outgoing:
-    """Return what the relay sends: same body, queue, priority, headers and stamps; new id, attempt 0, no eta, no expiry.
+    """Return what is sent: same body, queue, priority, headers and stamps; new id, attempt 0, no eta, no expiry.
 
     The old id stays readable as the message's parent. Group and chord ids are dropped: a second answer of one member
     could make a chord's counter run over.
@@ -87,7 +87,7 @@ def repair_message(action: RepairAction, raw: RawMessage) -> Outgoing:
     )
 
 
-def publish(app: Celery, outgoing: Outgoing, *, timeout_seconds: float = 5.0) -> None:
+def publish(app: Celery, outgoing: Outgoing, *, timeout_seconds: int = 5) -> None:
     """Send one message with the worker's own app; raises whatever the broker's client raises.
 
     The queue is declared as the app knows it: a virtual transport silently drops what no binding routes (measured).

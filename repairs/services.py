@@ -313,7 +313,7 @@ def _begin_batch(
             "run_expired": request.run_expired,
             "reason": request.reason,
             "reference": request.reference,
-        }  # fmt: skip
+        }
     )
     receipt = audit.replayed(
         key=key, action=INCIDENT_RETRIED, operator=by, target_type="incident", target_id=str(incident_id), digest=digest

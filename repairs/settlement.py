@@ -57,7 +57,7 @@ class DatabaseSettlement:
         if action.state not in LIVE:
             return True
         is_claimed_elsewhere = action.state == ActionState.STARTED and action.claim_retries >= failed.delivery.retries
-        return is_claimed_elsewhere and action.claim_holder != failed.delivery.holder
+        return bool(is_claimed_elsewhere and action.claim_holder != failed.delivery.holder)
 
     def failed(self, recorded: Iterable[Recorded], now: datetime) -> None:
         """Mark the repairs of these occurrences failed, in the transaction that records them."""

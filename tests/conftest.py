@@ -16,8 +16,8 @@ from django.db.backends.base.operations import BaseDatabaseOperations
 
 from grants.sql import audit_triggers_dropped
 from tests import services
-from tests.cast import cast  # noqa: F401  (a fixture of the whole suite)
 from tests.browser import open_browser, open_page
+from tests.cast import cast  # noqa: F401  (a fixture of the whole suite)
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -40,8 +40,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Leave out what belongs to another run of the suite, and what lacks a service."""
-    if item.get_closest_marker("postgresql") and item.config.getoption("database") != "postgresql":
+    on_postgresql = item.config.getoption("database") == "postgresql"
+    if item.get_closest_marker("postgresql") and not on_postgresql:
         pytest.skip("only with --database postgresql")
+    if item.get_closest_marker("once") and on_postgresql:
+        pytest.skip("the same on every database: only with --database sqlite")
     if item.get_closest_marker("django6") and django.VERSION < (6, 0):
         pytest.skip("only on Django 6")
     fixtures = getattr(item, "fixturenames", ())
@@ -90,8 +93,9 @@ def queue_name(request: pytest.FixtureRequest) -> Iterator[str]:
     yield name
     if "rabbitmq_url" in request.fixturenames:
         with kombu.Connection(services.RABBITMQ_URL, connect_timeout=2) as broker:
-            broker.default_channel.queue_delete(name)
-            broker.default_channel.exchange_delete(name)
+            channel: Any = broker.default_channel
+            channel.queue_delete(name)
+            channel.exchange_delete(name)
     if "redis_url" in request.fixturenames:
         with redis.Redis.from_url(services.REDIS_URL) as client:
             client.delete(name, f"_kombu.binding.{name}", f"_kombu.binding_permanent.{name}")

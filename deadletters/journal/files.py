@@ -109,6 +109,9 @@ class JournalFile:
         with self._lock:
             if self._descriptor < 0:
                 return
+            if not (buffered or sync or self._buffer or self._backlog or self._lost):
+                self._write_one(frame)
+                return
             if buffered:
                 self._buffer.append(frame)
                 self._buffered_bytes += len(frame)
@@ -141,6 +144,23 @@ class JournalFile:
         self._buffer, self._backlog = [], []
         if descriptor >= 0:
             os.close(descriptor)
+
+    def _write_one(self, frame: bytes) -> None:
+        """Do what ``_write`` does for the usual case: one entry, and nothing waits."""
+        try:
+            written = os.write(self._descriptor, frame)
+        except OSError as exc:
+            self._keep_back([frame], already_counted=0)
+            self._trouble(exc)
+            return
+        if written < len(frame):
+            # The disk is full: take back the half, and let the whole one wait.
+            self._cut_off(written)
+            self._write(frame, False)
+            return
+        self._size += written
+        if self._size >= self._segment_bytes:
+            self._rotate()
 
     def _write(self, frame: bytes, sync: bool) -> None:
         # Taken out before writing: a signal handler that appends in between must not write them a second time.
@@ -176,10 +196,13 @@ class JournalFile:
                 written += os.write(descriptor, data[written:])
         except OSError:
             if 0 < written < len(data):
-                # Half a frame would hide the next ones until a reader finds its feet again.
-                os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
+                self._cut_off(written)
             raise
         self._size += written
+
+    def _cut_off(self, written: int) -> None:
+        """Remove half a frame from the end: it would hide the next ones until a reader finds its feet again."""
+        os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - written)
 
     def _keep_back(self, frames: list[bytes], already_counted: int) -> None:
         self.dropped += len(frames) - already_counted

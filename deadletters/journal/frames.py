@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable
 from enum import IntEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from zlib import crc32
 
 from deadletters.journal.events import ErrorReport, MessageState
@@ -84,15 +84,29 @@ _STATES: Final = (MessageState.FULL, MessageState.TOO_LARGE, MessageState.TOO_DE
 _STATE_CODES: Final = {state: bytes((code,)) for code, state in enumerate(_STATES)}
 _NO_DIGEST: Final = bytes(32)
 
-encode_json: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+_encoder: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False)
 
 
-class Frame(NamedTuple):
-    """One frame where it lies in its file."""
+def _make_fast_encoder() -> Callable[[Any], str]:
+    """Return the encoder's C core without the set-up that ``JSONEncoder.encode`` repeats for each small text."""
+    try:
+        core = json.encoder.c_make_encoder(  # type: ignore[attr-defined]
+            None, _encoder.default, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, True
+        )
+        if "".join(core([{"a": None}, 1.5, "\u00e4"], 0)) != '[{"a":null},1.5,"\\u00e4"]':
+            return _encoder.encode
+    except (AttributeError, TypeError):
+        return _encoder.encode
+    join = "".join
+    return lambda value: join(core(value, 0))
 
-    start: int
-    end: int
-    payload: bytes
+
+encode_json: Final = _make_fast_encoder()
+"""Any JSON value as short ASCII text."""
+
+
+Frame = tuple[int, int, bytes]
+"""Where a frame starts and ends in its file, and its payload."""
 
 
 def make_frame(payload: bytes) -> bytes:
@@ -100,36 +114,40 @@ def make_frame(payload: bytes) -> bytes:
     return FRAME.pack(MARK, len(payload), crc32(payload)) + payload
 
 
-def read_frames(data: bytes, *, at: int = 0, final: bool) -> Iterator[Frame | str]:
-    """Yield the frames in ``data``, whose first byte lies at offset ``at`` of its file.
+def read_frames(data: bytes, *, at: int = 0, final: bool) -> tuple[list[Frame], list[str], int]:
+    """Return the frames in ``data``, what is damaged there, and the offset at which to read on.
 
-    Stops before a frame that is not complete yet. Damage is yielded as a sentence, and reading goes on at the next
-    whole frame. With ``final`` nothing more will be written: an incomplete frame at the end is a torn tail, which is no
-    damage (its writer was killed while writing it).
+    The first byte of ``data`` lies at offset ``at`` of its file. Reading stops before a frame that is not complete yet,
+    and goes on behind damage at the next whole frame. With ``final`` nothing more will be written: an incomplete frame
+    at the end is a torn tail, which is no damage (its writer was killed while writing it).
     """
+    frames: list[Frame] = []
+    damaged: list[str] = []
     here = 0
     size = len(data)
     unpack = FRAME.unpack_from
-    while size - here >= FRAME.size:
+    head = FRAME.size
+    while size - here >= head:
         mark, length, checksum = unpack(data, here)
-        begin = here + FRAME.size
+        begin = here + head
         end = begin + length
         if mark == MARK and length <= LARGEST_FRAME:
             if end > size and not final:
-                return
+                return frames, damaged, at + here
             if end <= size:
                 payload = data[begin:end]
                 if crc32(payload) == checksum:
-                    yield Frame(at + here, at + end, payload)
+                    frames.append((at + here, at + end, payload))
                     here = end
                     continue
         following = _next_frame(data, here + 1)
         if following < 0:
-            if end > size or not final:
-                return
-            following = size
-        yield f"bytes {at + here} to {at + following} hold no whole entry"
+            if final and end <= size:
+                damaged.append(f"bytes {at + here} to {at + size} hold no whole entry")
+            return frames, damaged, at + (size if final else here)
+        damaged.append(f"bytes {at + here} to {at + following} hold no whole entry")
         here = following
+    return frames, damaged, at + (size if final else here)
 
 
 def _next_frame(data: bytes, here: int) -> int:

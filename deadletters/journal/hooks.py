@@ -721,6 +721,11 @@ _SENTRY_BAGGAGE: Final = re.compile(r"(?:^|,)\s*sentry-trace_id=([0-9a-f]{32})")
 _connected: Hooks | None = None
 
 
+def is_switched_off() -> bool:
+    """Whether the environment keeps every hook out of the worker."""
+    return os.environ.get(CAPTURE_SWITCH, "").strip().lower() in ("off", "0", "false", "no")
+
+
 def connect(
     app: Celery,
     *,
@@ -753,7 +758,7 @@ def connect(
         max_message_bytes=max_message_bytes,
         segment_bytes=segment_bytes,
     )
-    if os.environ.get(CAPTURE_SWITCH, "").strip().lower() in ("off", "0", "false", "no"):
+    if is_switched_off():
         logger.warning("opsconsole captures nothing here: %s is off", CAPTURE_SWITCH)
         return hooks
     hooks.connect()
@@ -798,6 +803,10 @@ def _short(value: Any) -> str:
 
 def _chord_of(request: Any) -> Any:
     try:
+        # Decoded by Celery before; `request.chord` would find the same by a longer way.
+        payload = request.message.payload
+        if isinstance(payload, list | tuple):
+            return payload[2].get("chord")
         return request.chord
     except Exception:  # noqa: BLE001  the message's third part may be anything
         return None

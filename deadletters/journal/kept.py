@@ -45,7 +45,7 @@ class KeptFailures:
 
     def keep(self, failed: Iterable[Failed]) -> None:
         """Append failures; raises ``OSError`` if the disk does not take them."""
-        data = b"".join(make_frame(self._sealer.seal(_to_json(item), KEPT_CONTEXT)) for item in failed)
+        data = b"".join(make_frame(self._sealer.seal(failed_to_json(item), KEPT_CONTEXT)) for item in failed)
         if not data:
             return
         with self._lock:
@@ -65,11 +65,9 @@ class KeptFailures:
                 data = path.read_bytes()
             except FileNotFoundError:
                 continue
-            for frame in read_frames(data, final=True):
-                if isinstance(frame, str):
-                    continue
+            for _, _, payload in read_frames(data, final=True)[0]:
                 try:
-                    yield _from_json(self._sealer.open(frame.payload, KEPT_CONTEXT))
+                    yield failed_from_json(self._sealer.open(payload, KEPT_CONTEXT))
                 except (SealError, ValueError, KeyError, TypeError):
                     continue
 
@@ -118,7 +116,7 @@ class KeptFailures:
         return [self.path / name for name in names]
 
 
-def _to_json(failed: Failed) -> bytes:
+def failed_to_json(failed: Failed) -> bytes:
     delivery: dict[str, Any] = {name: getattr(failed.delivery, name) for name in _DELIVERY_FIELDS}
     delivery["sealed"] = base64.b64encode(failed.delivery.sealed).decode("ascii")
     return json.dumps(
@@ -134,7 +132,7 @@ def _to_json(failed: Failed) -> bytes:
     ).encode("ascii")
 
 
-def _from_json(data: bytes) -> Failed:
+def failed_from_json(data: bytes) -> Failed:
     values = json.loads(data)
     # A field that a newer release added is left out by an older one that reads its files.
     delivery = {name: value for name, value in values["delivery"].items() if name in _DELIVERY_FIELDS}

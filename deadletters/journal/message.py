@@ -17,10 +17,12 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from hashlib import sha256
 from itertools import accumulate
+from operator import itemgetter
 from typing import Any, Final
 from uuid import UUID
 
 from deadletters.journal.events import MessageState
+from deadletters.journal.frames import encode_json as _encode
 
 MAX_MESSAGE_BYTES: Final = 1 << 20
 HEAD_BYTES: Final = 4096
@@ -58,7 +60,14 @@ _TAG: Final = "\0"
 _TAG_TEXT: Final = '"\\u0000":'
 _LONGEST_INT: Final = 10**4000
 
-_encode: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+# The same, as most messages have it: everything usual except these five.
+_VARIABLE: Final = ("id", "task", "argsrepr", "kwargsrepr", "origin")
+_FIXED: Final = tuple(name for name in _HEADERS if name not in _VARIABLE)
+_FIXED_VALUES: Final = tuple(_HEADERS[name] for name in _FIXED)
+_FIXED_TYPES: Final = tuple(_HEADER_TYPES[name] for name in _FIXED)
+_USUAL_COUNT: Final = len(_FIXED) + len(_VARIABLE) + 1
+_get_fixed: Final = itemgetter(*_FIXED)
+_get_variable: Final = itemgetter(*_VARIABLE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +195,9 @@ def _body_bytes(body: Any, content_encoding: str | None) -> bytes:
 
 
 def _put_headers(head: dict[str, Any], headers: Mapping[str, Any]) -> None:
+    if len(headers) == _USUAL_COUNT and (variable := _variable_headers(headers)) is not None:
+        head["f"] = variable
+        return
     rest: dict[str, Any] = {}
     usual = 0
     task_id = headers.get("id", _MISSING)
@@ -193,7 +205,6 @@ def _put_headers(head: dict[str, Any], headers: Mapping[str, Any]) -> None:
         default = _HEADERS.get(name, _MISSING)
         if default is not _MISSING:
             usual += 1
-            # By type as well: 0, False and 0.0 are equal to Python and different to the receiver.
             if default is value or (type(value) is _HEADER_TYPES[name] and default == value):
                 continue
         elif name == "root_id":
@@ -209,8 +220,22 @@ def _put_headers(head: dict[str, Any], headers: Mapping[str, Any]) -> None:
         head["a"] = [name for name in (*_HEADERS, "root_id") if name not in headers]
 
 
+def _variable_headers(headers: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """Return the five headers that tell such a message from another, or None if anything in it is unusual."""
+    try:
+        fixed = _get_fixed(headers)
+        variable = _get_variable(headers)
+        task_id, root_id = variable[0], headers["root_id"]
+    except KeyError:
+        return None
+    # By type as well: 0, False and 0.0 are equal to Python and different to the receiver.
+    if fixed != _FIXED_VALUES or tuple(map(type, fixed)) != _FIXED_TYPES:
+        return None
+    return variable if type(task_id) is str and type(root_id) is str and task_id == root_id else None
+
+
 def _get_headers(head: Mapping[str, Any]) -> dict[str, Any]:
-    rest = head["h"]
+    rest = head["h"] if "h" in head else dict(zip(_VARIABLE, head["f"], strict=True))
     absent = head.get("a", ())
     headers = {
         name: (value.copy() if isinstance(value, list | dict) else value)
@@ -271,6 +296,8 @@ def _get_properties(
 def _without_unfit_values(head: Mapping[str, Any]) -> dict[str, Any]:
     """Return a packed head whose overlong or endless header and property values were left out."""
     kept = dict(head)
+    if "f" in kept:
+        kept["h"] = dict(zip(_VARIABLE, kept.pop("f"), strict=True))
     for part in ("h", "p"):
         fit = {}
         for name, value in kept.get(part, {}).items():

@@ -72,11 +72,15 @@ _MESSAGES: Final = frozenset((Kind.ACK, Kind.REJECT))
 _SETTLING: Final = frozenset((Kind.ACK, Kind.REJECT, Kind.REQUEUE))
 _NEEDS_MESSAGE: Final = frozenset((Kind.FAIL, Kind.INTERNAL, Kind.EXPIRED))
 _FAILED_ENDS: Final = frozenset((End.REJECTED, End.REQUEUED_LATE))
+_FAILED_END_BYTES: Final = frozenset(bytes((end,)) for end in _FAILED_ENDS)
+_MAY_WAIT: Final = frozenset((*_NEEDS_MESSAGE, Kind.END))
 _CARRIED_CLOSED: Final = 1000
+_MOST_DAMAGE: Final = 20
 _BAD_FRAME: Final = (ValueError, KeyError, IndexError, TypeError, struct.error, SealError, RecursionError)
 
-# (order, file, end offset, payload, start offset): order is the boot clock, never running backwards within one file.
-_Entry = tuple[float, str, int, bytes, int]
+_Values = tuple[int, int, float, float]  # kind, number, boot clock, wall clock
+# (order, file, end offset, payload, start offset, values): order is the boot clock, never running backwards in a file.
+_Entry = tuple[float, str, int, bytes, int, _Values]
 
 
 @dataclass(slots=True)
@@ -117,8 +121,11 @@ class FolderReader:
         self._open: dict[int, _Open] = {}
         self._closed: dict[int, str] = {}
         self._gaps = False
+        self._behind: list[float] = []
+        self._holders: dict[str, str] = {}
         self._rebuilt = False
         self._boot_id = ""
+        self._head: dict[str, object] = {}
         self._events: list[Event] = []
         self._received: list[Delivery] = []
         self._damaged: list[str] = []
@@ -129,21 +136,28 @@ class FolderReader:
         return dict(self._offsets)
 
     @property
+    def head(self) -> dict[str, object]:
+        """What the worker's files say of it (source, node, boot), as far as they have been read."""
+        return dict(self._head)
+
+    @property
     def open_deliveries(self) -> list[Delivery]:
         """Deliveries received and not ended so far."""
         self._rebuild()
         return [item.delivery for item in self._open.values() if item.known]
 
-    def read(self, limit_bytes: int = 1 << 20) -> Batch:
-        """Return what is new, from at most about ``limit_bytes`` of each file."""
+    def read(self, limit_bytes: int = 1 << 20, *, to_the_end: bool = False) -> Batch:
+        """Return what is new, from at most about ``limit_bytes`` of each process.
+
+        Reading stays a moment behind a living worker; ``to_the_end`` does not, for a worker whose pool has stopped.
+        """
         self._rebuild()
         all_read = self._load(limit_bytes, final=False)
         now = boot_now()
-        compares = self.folder.is_of_this_boot
+        compares = self.folder.is_of_this_boot and not to_the_end
         until = now - self._settle if compares else float("inf")
         if not all_read:
-            # Nothing may be told before what another file says about the time before it.
-            until = min(until, *(self._order[name] for name in self._unread()))
+            until = min(until, *self._behind)
         self._consume(until, waits_until=now - MESSAGE_SECONDS if compares and self._settle else None)
         return self._batch(exhausted=all_read)
 
@@ -215,86 +229,91 @@ class FolderReader:
         self._events, self._received, self._damaged = [], [], []
 
     def _load(self, limit_bytes: int, *, final: bool) -> bool:
-        """Parse new bytes of each file; return whether every file was read to its end."""
+        """Parse new bytes, up to the limit of each process; return whether everything was read."""
         fresh = False
-        complete = True
+        left: dict[str, int] = {}
+        self._behind = []
         for path in self.folder.files():
             name = path.name
-            if name.startswith(_CARRY + "."):
+            process = name.partition(".")[0]
+            budget = left.get(process, limit_bytes)
+            if process == _CARRY or budget <= 0:
                 continue
             at = self._parsed.get(name, 0)
             try:
                 size = path.stat().st_size
                 if size <= at:
                     continue
-                want = limit_bytes
-                while True:
-                    with path.open("rb") as file:
-                        file.seek(at)
-                        data = file.read(want)
-                    whole = at + len(data) >= size
-                    entries = self._parse(name, data, at=at, final=final and whole)
-                    if entries or whole:
-                        break
-                    # Less than one entry: it is larger than the limit.
-                    want *= 4
+                entries, whole = self._parse_some(path, at, size, budget, final=final)
             except FileNotFoundError:
                 continue
+            left[process] = budget - (self._parsed[name] - at) if whole else 0
+            if left[process] <= 0:
+                # Nothing of a later time may be told before the rest of this process is read.
+                self._behind.append(self._order[name])
             if entries:
                 self._pending += entries
                 fresh = True
-            if not whole:
-                complete = False
         if fresh:
             self._pending.sort(key=itemgetter(0))
-        return complete
+        return not self._behind
 
-    def _unread(self) -> list[str]:
-        return [
-            path.name
-            for path in self.folder.files()
-            if path.name in self._order and path.stat().st_size > self._parsed.get(path.name, 0)
-        ]
+    def _parse_some(self, path: Path, at: int, size: int, budget: int, *, final: bool) -> tuple[list[_Entry], bool]:
+        while True:
+            with path.open("rb") as file:
+                file.seek(at)
+                data = file.read(budget)
+            whole = at + len(data) >= size
+            entries = self._parse(path.name, data, at=at, final=final and whole)
+            if entries or whole:
+                return entries, whole
+            # Less than one entry: it is larger than the budget.
+            budget *= 4
 
     def _parse(self, name: str, data: bytes, *, at: int, final: bool) -> list[_Entry]:
         entries: list[_Entry] = []
         order = self._order.get(name, 0.0)
-        end = at
         unpack = ENTRY.unpack_from
-        for frame in read_frames(data, at=at, final=final):
-            if isinstance(frame, str):
-                self._damaged.append(f"{name}: {frame}")
-                continue
-            start, end, payload = frame
-            if len(payload) < ENTRY.size:
+        least = ENTRY.size
+        frames, damaged, end_of_all = read_frames(data, at=at, final=final)
+        self._damaged += [f"{name}: {what}" for what in damaged]
+        for start, end, payload in frames:
+            if len(payload) < least:
                 self._damaged.append(f"{name}: the entry at byte {start} is too short")
                 continue
-            order = max(order, unpack(payload)[2])
-            entries.append((order, name, end, payload, start))
-        self._parsed[name] = at + len(data) if final else end
+            values = unpack(payload)
+            # A head says when its segment was begun, which orders nothing: buffered entries behind it may be older.
+            if values[2] > order and values[0] != Kind.HEAD:
+                order = values[2]
+            entries.append((order, name, end, payload, start, values))
+        self._parsed[name] = end_of_all
         self._order[name] = order
         return entries
 
     def _consume(self, until: float, *, waits_until: float | None) -> None:
         taken = 0
+        offsets = self._offsets
+        apply = self._apply
         for entry in self._pending:
-            if entry[0] > until:
+            order, name, end, payload, _, _ = entry
+            if order > until:
                 break
-            if waits_until is not None and self._lacks_message(entry, taken, waits_until):
+            if waits_until is not None and payload[0] in _MAY_WAIT and self._lacks_message(entry, taken, waits_until):
                 break
             taken += 1
-            self._apply(entry, taken)
-            if entry[2] > self._offsets.get(entry[1], 0):
-                self._offsets[entry[1]] = entry[2]
+            apply(entry, taken)
+            offsets[name] = end
         del self._pending[:taken]
 
     def _lacks_message(self, entry: _Entry, position: int, waits_until: float) -> bool:
         """Tell whether a failure should wait a moment for the message, which the main process writes."""
         payload = entry[3]
-        fails = payload[0] in _NEEDS_MESSAGE or (payload[0] == Kind.END and payload[ENTRY.size] in _FAILED_ENDS)
+        fails = payload[0] in _NEEDS_MESSAGE or (
+            payload[0] == Kind.END and payload[ENTRY.size : ENTRY.size + 1] in _FAILED_END_BYTES
+        )
         if not fails or entry[0] < waits_until:
             return False
-        number = ENTRY.unpack_from(payload)[1]
+        number = entry[5][1]
         item = self._open.get(number)
         if item is None or not item.known or (item.delivery.sealed and not item.synthetic):
             return False
@@ -303,33 +322,39 @@ class FolderReader:
     def _ahead(self, number: int, position: int) -> bytes | None:
         """Return the entry that settled this delivery's message, read already but not yet its turn."""
         for index in range(position, len(self._pending)):
-            payload = self._pending[index][3]
-            if payload[0] in _SETTLING and ENTRY.unpack_from(payload)[1] == number:
+            _, _, _, payload, _, values = self._pending[index]
+            if values[1] == number and values[0] in _SETTLING:
                 return payload
         return None
 
     # Entries
 
     def _apply(self, entry: _Entry, position: int | None = None) -> None:
-        _, name, end, payload, start = entry
-        process = name.partition(".")[0]
+        _, name, end, payload, start, values = entry
         try:
-            if payload[0] == Kind.CARRIED:
+            if values[0] == Kind.CARRIED:
                 length = payload[ENTRY.size]
                 process = payload[ENTRY.size + 1 : ENTRY.size + 1 + length].decode()
                 payload = payload[ENTRY.size + 1 + length :]
-            self._apply_payload(payload, process, (name, start, end), position)
+                values = ENTRY.unpack_from(payload)
+            else:
+                process = ""
+            self._apply_payload(values, payload, process, (name, start, end), position)
         except _BAD_FRAME as exc:
             self._damaged.append(f"{name}: the entry at byte {start} makes no sense: {type(exc).__name__}: {exc}")
 
-    def _apply_payload(self, payload: bytes, process: str, place: tuple[str, int, int], position: int | None) -> None:
-        kind, number, boot, wall = ENTRY.unpack_from(payload)
+    def _apply_payload(
+        self, values: _Values, payload: bytes, process: str, place: tuple[str, int, int], position: int | None
+    ) -> None:
+        kind, number, boot, wall = values
         body = payload[ENTRY.size :]
         if kind in _REPORTS:
             self._apply_report(Kind(kind), number, boot, wall, body, place, position)
             return
         if kind == Kind.HEAD:
-            self._boot_id = json.loads(body).get("boot", "") or self._boot_id
+            head = json.loads(body)
+            self._boot_id = head.get("boot", "") or self._boot_id
+            self._head.update(head)
             return
         if kind == Kind.CLOSED:
             self._closed.update(json.loads(body))
@@ -367,7 +392,7 @@ class FolderReader:
                 )
         elif kind == Kind.START:
             delivery.started_boot = boot
-            delivery.holder = f"{self.folder.name}/{process}"
+            delivery.holder = self._holder(process or place[0])
         elif kind == Kind.CLAIMED:
             if not item.known:
                 _identify(delivery, body)
@@ -375,7 +400,7 @@ class FolderReader:
                 delivery.received_boot, delivery.received_wall = boot, wall
                 self._received.append(delivery)
             delivery.claimed = True
-            delivery.holder = f"{self.folder.name}/{process}"
+            delivery.holder = self._holder(process or place[0])
         elif kind == Kind.END:
             self._apply_end(number, item, boot, wall, body, position)
         elif kind == Kind.REQUEUE or (kind == Kind.CANCELLED and not delivery.acked):
@@ -586,7 +611,7 @@ class FolderReader:
             offsets=dict(self._offsets),
             boot_id=self._boot_id or (boot_id() if self.folder.is_of_this_boot else ""),
             exhausted=exhausted,
-            damaged=tuple(self._damaged),
+            damaged=_capped(self._damaged),
         )
         self._events, self._received, self._damaged = [], [], []
         return batch
@@ -597,6 +622,12 @@ class FolderReader:
         except SealError as exc:
             # The failure itself must not be lost with the key.
             return ErrorReport(error_class="", text=f"what went wrong cannot be read: {exc}")
+
+    def _holder(self, name: str) -> str:
+        holder = self._holders.get(name)
+        if holder is None:
+            holder = self._holders[name] = f"{self.folder.name}/{name.partition('.')[0]}"
+        return holder
 
     def _token(self, number: int) -> str:
         return f"{self.folder.serial}.{number}"
@@ -657,15 +688,21 @@ class FolderReader:
         with (self.folder.path / name).open("rb") as file:
             file.seek(start)
             data = file.read(end - start)
-        payload = next(iter(read_frames(data, final=True)))
-        if isinstance(payload, str):
+        frames, _, _ = read_frames(data, final=True)
+        if not frames:
             raise OSError(f"{name} changed under its reader")
-        content = payload.payload
+        content = frames[0][2]
         if content[0] == Kind.CARRIED:
             return content
         process = name.partition(".")[0].encode()
         _, _, boot, wall = ENTRY.unpack_from(content)
         return ENTRY.pack(Kind.CARRIED, 0, boot, wall) + bytes((len(process),)) + process + content
+
+
+def _capped(damaged: list[str]) -> tuple[str, ...]:
+    if len(damaged) <= _MOST_DAMAGE:
+        return tuple(damaged)
+    return (*damaged[:_MOST_DAMAGE], f"and {len(damaged) - _MOST_DAMAGE} more")
 
 
 def _identify(delivery: Delivery, identity: bytes) -> None:

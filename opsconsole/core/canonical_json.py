@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-JsonValue: TypeAlias = "None | bool | int | str | list[JsonValue] | dict[str, JsonValue]"
+JsonValue: TypeAlias = "bool | int | str | list[JsonValue] | dict[str, JsonValue] | None"
 
 
 def canonical_json(value: Any) -> str:

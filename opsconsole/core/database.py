@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 from django.db import DEFAULT_DB_ALIAS, connections, models
@@ -46,7 +46,7 @@ class RowWriter:
 
     def __init__(self, model: type[models.Model], columns: Sequence[str], *, suffix: str = "") -> None:
         self.model = model
-        self.fields = [model._meta.get_field(name) for name in columns]
+        self.fields: list[models.Field[Any, Any]] = [cast(Any, model._meta.get_field(name)) for name in columns]
         self.suffix = suffix
         self._statements: dict[str, str] = {}
 
@@ -89,7 +89,7 @@ class RowWriter:
             table = quote(self.model._meta.db_table)
             if connection.vendor == "postgresql":
                 kinds = ", ".join(f"%s::{_array_type(field.db_type(connection))}[]" for field in self.fields)
-                source = f"SELECT * FROM unnest({kinds})"
+                source = f"SELECT * FROM unnest({kinds})"  # noqa: S608  (names of our own columns)
             else:
                 source = f"VALUES ({', '.join(['%s'] * len(self.fields))})"
             self._statements[connection.vendor] = f"INSERT INTO {table} ({names}) {source} {self.suffix}"

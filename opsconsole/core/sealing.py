@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import os
 from collections.abc import Mapping
 from typing import Final
@@ -19,7 +20,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 KEY_BYTES: Final = 32
-DERIVED_KEY_ID: Final = "derived"
+DERIVED_KEY: Final = "derived"
 """Id of the key that is made from ``SECRET_KEY`` when no other is configured."""
 
 _VERSION: Final = 1
@@ -76,8 +77,12 @@ class Sealer:
     def from_settings(cls, keys: str | Mapping[str, bytes | str] | None, secret: str) -> Sealer:
         """Read ``OPSCONSOLE_KEYS``: ``"id1:base64key,id2:base64key"`` or a mapping; the first seals, all open.
 
-        Without any, one key called "derived" is made from ``secret``. Raises ``ValueError`` with the id of a bad key.
+        One more key is made from ``secret``: it seals while there is no other, and opens ever after. Its id has a hash
+        in it, so that another secret is an unknown key and not a broken seal. Raises ``ValueError`` with the id of a
+        bad key.
         """
+        derived = derive_key(secret, "sealing")
+        derived_id = f"{DERIVED_KEY}-{hashlib.sha256(derived).hexdigest()[:8]}"
         pairs: list[tuple[str, bytes | str]]
         if isinstance(keys, str):
             pairs = []
@@ -89,11 +94,14 @@ class Sealer:
         else:
             pairs = list((keys or {}).items())
         if not pairs:
-            return cls({DERIVED_KEY_ID: derive_key(secret, "sealing")}, DERIVED_KEY_ID)
+            return cls({derived_id: derived}, derived_id)
         names = [name for name, _ in pairs]
         if len(set(names)) != len(names):
             raise ValueError("OPSCONSOLE_KEYS names one id twice")
-        return cls({name: _key_bytes(name, key) for name, key in pairs}, names[0])
+        found = {name: _key_bytes(name, key) for name, key in pairs}
+        # What was sealed before a project had keys of its own has to open still; nothing new is sealed with it.
+        found.setdefault(derived_id, derived)
+        return cls(found, names[0])
 
     @property
     def key_ids(self) -> tuple[str, ...]:

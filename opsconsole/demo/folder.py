@@ -47,9 +47,10 @@ class DemoFolder:
     def set_broken(self, is_broken: bool) -> bool:
         """Break or heal the services; returns whether that was a change."""
         now = self.condition()
-        if self._read("condition.json") is not None and now.is_broken == is_broken:
+        is_new = self._read("condition.json") is None
+        if not is_new and now.is_broken == is_broken:
             return False
-        breakage = now.breakage + 1 if is_broken and now.since else now.breakage
+        breakage = now.breakage + 1 if is_broken and not is_new else now.breakage
         self._write("condition.json", asdict(Condition(is_broken=is_broken, breakage=breakage, since=time.time())))
         return True
 

@@ -72,7 +72,6 @@ INSTALLED_APPS = [
     "drf_spectacular",
     "drf_spectacular_sidecar",
     "django_celery_beat",
-    "django_guid",
     "opsconsole",
     "grants",
     "incidents",
@@ -80,7 +79,6 @@ INSTALLED_APPS = [
     "repairs",
 ]
 MIDDLEWARE = [
-    "django_guid.middleware.guid_middleware",
     "opsconsole.middleware.RequestIdMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
@@ -142,10 +140,6 @@ WHITENOISE_USE_FINDERS = True
 
 # -- Log lines ---------------------------------------------------------------------------------------------------------
 
-# The id comes from the header X-Request-ID if that is a UUID, and is sent back. django-guid's Celery integration stays
-# off: it writes a header of its own into every message that this process publishes, also into those of others that we
-# send again; a worker's lines carry the id of the task instead.
-DJANGO_GUID = {"GUID_HEADER_NAME": "X-Request-ID", "UUID_FORMAT": "string", "EXPOSE_HEADER": False}
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 LOGGING: dict[str, Any] = {
     "version": 1,
@@ -167,8 +161,6 @@ LOGGING: dict[str, Any] = {
         # Django's own handlers would print the same line again, or post it.
         "django": {"handlers": [], "level": "INFO", "propagate": True},
         "django.server": {"handlers": [], "level": "INFO", "propagate": True},
-        # Three lines per request about where its id came from.
-        "django_guid": {"level": "ERROR"},
     },
 }
 
@@ -183,6 +175,7 @@ _RETRY = {"max_retries": 1, "interval_start": 0, "interval_step": 0.2, "interval
 CELERY_TASK_PUBLISH_RETRY_POLICY = _RETRY
 CELERY_BROKER_TRANSPORT_OPTIONS: dict[str, Any]
 if _BROKER == "filesystem":
+    CELERY_BROKER_TRANSPORT = "opsconsole.core.filebroker:Transport"
     _MESSAGES = str(env.folder(VAR_DIR / "broker" / "messages", "OPSCONSOLE_VAR_DIR"))
     CELERY_BROKER_TRANSPORT_OPTIONS = {
         "data_folder_in": _MESSAGES,

@@ -20,7 +20,7 @@ JSON_TYPE = "application/json"
 
 
 def test_a_message_as_celery_sends_it_is_read() -> None:
-    message = Celery("x", set_as_default=False).amqp.as_task_v2("id", "name", [1, Decimal("1.10")], {"a": "ü"})
+    message = Celery("x", set_as_default=False).amqp.as_task_v2("id", "name", (1, Decimal("1.10")), {"a": "ü"})
     content_type, encoding, body = dumps(message.body, serializer="json")
     decoded = decode_body(body.encode(), content_type, encoding)
     assert decoded.error is None

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from celery import Celery, Task
+from celery import Celery, Task, signals
 from celery.exceptions import Ignore, Reject
 
 from deadletters.journal.folder import JournalRoot
@@ -23,8 +25,8 @@ from opsconsole.core.sealing import Sealer, derive_key
 SEALER = Sealer({"test": derive_key("journal tests", "sealing")}, "test")
 
 
-def make_app() -> Celery:
-    broker = os.environ["JOURNAL_APP_BROKER"]
+def make_app(environment: Mapping[str, str]) -> Celery:
+    broker = environment.get("JOURNAL_APP_BROKER", "memory://")
     app = Celery("journal_app", set_as_current=False)
     options: dict[str, Any] = {}
     if "://" not in broker:
@@ -44,22 +46,20 @@ def make_app() -> Celery:
         broker_url=broker,
         broker_transport_options=options,
         broker_connection_retry_on_startup=True,
-        task_default_queue=os.environ.get("JOURNAL_APP_QUEUE", "journal_app"),
-        task_acks_late=os.environ.get("JOURNAL_APP_LATE") == "1",
+        task_default_queue=environment.get("JOURNAL_APP_QUEUE", "journal_app"),
+        task_acks_late=environment.get("JOURNAL_APP_LATE") == "1",
         task_ignore_result=True,
         accept_content=["json"],
-        worker_prefetch_multiplier=4,
+        worker_prefetch_multiplier=8,
         worker_redirect_stdouts=False,
         worker_cancel_long_running_tasks_on_connection_loss=True,
         worker_lost_wait=0.5,
         enable_utc=True,
-        # Deaf to remote control: revoking goes through the worker's own state, see `revoke` below.
-        worker_enable_remote_control=True,
     )
     return app
 
 
-app = make_app()
+app = make_app(os.environ)
 
 
 class FileGuard:
@@ -219,6 +219,11 @@ def inner_eager() -> None:
         note("inner_eager")
 
 
+@app.task
+def scripted_dead_end() -> None:
+    raise AssertionError("revoked, expired or refused before this runs")
+
+
 if "JOURNAL_APP_JOURNAL" in os.environ:
     guard_folder = os.environ.get("JOURNAL_APP_GUARD")
     hooks = connect(
@@ -233,3 +238,14 @@ if "JOURNAL_APP_JOURNAL" in os.environ:
         ),
         guard=FileGuard(Path(guard_folder)) if guard_folder else None,
     )
+
+    @signals.worker_ready.connect(weak=False)
+    def tick(**_: Any) -> None:
+        """Flush as a drainer does."""
+
+        def run() -> None:
+            while True:
+                time.sleep(0.1)
+                hooks.flush()
+
+        threading.Thread(target=run, daemon=True).start()

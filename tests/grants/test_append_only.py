@@ -93,7 +93,7 @@ def test_a_row_can_not_be_replaced(kept: str) -> None:
     if connection.vendor != "sqlite":
         pytest.skip("only SQLite has REPLACE")
     write_event(key="k-1")
-    copied = [field.column for field in AuditEvent._meta.concrete_fields]
+    copied = [str(field.column) for field in AuditEvent._meta.concrete_fields]
     new = {"id": "lower(hex(randomblob(16)))", "idempotency_key": "'k-2'", "denial_key": "NULL", "reason": "'another'"}
     if kept == "denial_key":
         new |= {"denial_key": "'d'"}

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(__file__).parents[2]
 PRODUCTION = {
     "DJANGO_SETTINGS_MODULE": "opsconsole.settings.production",

@@ -1,0 +1,11 @@
+"""Routes of this app, relative to the API's version."""
+
+from django.urls import path
+
+from deadletters.api import views
+
+urlpatterns = [
+    path("dead-letters", views.LetterList.as_view(), name="dead-letters"),
+    path("incidents/<uuid:incident_id>/letters", views.IncidentLetters.as_view(), name="incident-letters"),
+    path("worker-nodes", views.NodeList.as_view(), name="worker-nodes"),
+]

@@ -1,0 +1,124 @@
+"""Recording again what journals have kept: after a lost commit, or once the cause of a set-aside entry is mended.
+
+Recording is idempotent by delivery, so a replay adds what is missing and changes nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import groupby, islice
+
+from django.db import Error, transaction
+
+from deadletters import conf
+from deadletters.drainer import Settlement, open_failed, policies
+from deadletters.intake import HostClock, Intake
+from deadletters.journal.events import Failed
+from deadletters.journal.kept import KeptFailures
+from deadletters.models import SealedMessage, SetAsideEntry
+from deadletters.recorder import record_failures
+from opsconsole.core.clock import boot_id, boot_now, wall_now
+from opsconsole.core.database import database_now, locked
+from opsconsole.core.sealing import SealError
+
+PAGE = 100
+
+
+@dataclass(slots=True, kw_only=True)
+class Replayed:
+    """What a replay did: deliveries looked at, occurrences that were missing, and why some could not be recorded."""
+
+    seen: int = 0
+    recorded: int = 0
+    refused: list[str] = field(default_factory=list)
+
+
+def replay_kept(kept: KeptFailures, settlement: Settlement) -> Replayed:
+    """Record every failure that was kept on this host and that the database does not have."""
+    report = Replayed()
+    for source, failures in groupby(kept.iter(), key=lambda failed: failed.delivery.source):
+        for page in _pages(failures):
+            report.seen += len(page)
+            report.recorded += _record(page, source or conf.source(), settlement)
+    return report
+
+
+def replay_set_aside(settlement: Settlement) -> Replayed:
+    """Record every entry that was set aside; those that still cannot be recorded stay, with the reason."""
+    report = Replayed()
+    for entry in SetAsideEntry.objects.filter(applied_at__isnull=True).order_by("set_aside_at", "id"):
+        report.seen += 1
+        try:
+            report.recorded += _record([open_failed(bytes(entry.blob))], entry.source, settlement)
+        except (Error, SealError, ValueError, KeyError, TypeError) as error:
+            report.refused.append(f"{entry.job_type} {entry.delivery}: {type(error).__name__}: {error}")
+            continue
+        SetAsideEntry.objects.filter(id=entry.id).update(applied_at=database_now())
+    return report
+
+
+def _record(page: list[Failed], source: str, settlement: Settlement) -> int:
+    now = database_now()
+    clock = HostClock(database_now=now, boot_now=boot_now(), wall_now=wall_now(), boot_id=boot_id())
+    letters = settlement.letters_of(failed.delivery for failed in page if failed.delivery.repair_id)
+    book = policies().book()
+    failures = [
+        Intake(
+            source=source,
+            worker=failed.delivery.worker,
+            release=conf.release(),
+            sealer=conf.sealer(),
+            redactor=conf.redactor(),
+            policies=book,
+            mode=conf.grouping_mode(),
+        ).failure(failed, clock=clock, boot_id=failed.delivery.boot_id, letter_id=letters.get(failed.delivery.token))
+        for failed in page
+    ]
+    with transaction.atomic():
+        recorded = record_failures(failures, now=now)
+        settlement.failed((item for item in recorded if item.is_new_occurrence), now)
+    return sum(item.is_new_occurrence for item in recorded)
+
+
+def _pages(failures: Iterable[Failed]) -> Iterator[list[Failed]]:
+    iterator = iter(failures)
+    while page := list(islice(iterator, PAGE)):
+        yield page
+
+
+@dataclass(slots=True, kw_only=True)
+class Rotated:
+    """What a key rotation did: messages sealed anew, and those whose key is not configured any more."""
+
+    sealed_anew: int = 0
+    unknown: int = 0
+
+
+def rotate_messages() -> Rotated:
+    """Seal every stored message that has an old key with the primary one, in pages by key.
+
+    Safe to stop and to run again. A message whose key is missing stays as it is and is counted.
+    """
+    sealer = conf.sealer()
+    report = Rotated()
+    last = None
+    while True:
+        with transaction.atomic():
+            rows = SealedMessage.objects.exclude(key_id=sealer.primary).order_by("letter_id")
+            if last is not None:
+                rows = rows.filter(letter_id__gt=last)
+            page = list(locked(rows)[:PAGE])
+            if not page:
+                return report
+            for row in page:
+                last = row.letter_id
+                try:
+                    plain = sealer.open(bytes(row.blob), row.letter_id.bytes)
+                except SealError:
+                    report.unknown += 1
+                    continue
+                row.blob = sealer.seal(plain, row.letter_id.bytes)
+                row.key_id = sealer.primary
+                row.save(update_fields=["blob", "key_id"])
+                report.sealed_anew += 1

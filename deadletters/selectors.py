@@ -1,0 +1,253 @@
+"""Reads about letters: lists in their order, the parts of a letter's page, workers."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from django.db.models import F, Q
+
+from deadletters.models import (
+    SETTLED,
+    Attempt,
+    DeadLetter,
+    LetterState,
+    Occurrence,
+    WorkerNode,
+)
+from deadletters.outcome import OutcomeClass
+from grants.actions import Action
+from grants.operators import Operator
+from grants.reading import authorise_anywhere, authorise_scope
+from incidents.models import Incident, IncidentState
+from incidents.selectors import find_incident
+from opsconsole.core.database import database_now
+from opsconsole.core.keyset import Page, Source, read_page
+
+if TYPE_CHECKING:
+    from deadletters.querysets import DeadLetterQuerySet
+
+SHOWN_OCCURRENCES = 50
+SHOWN_ATTEMPTS = 100
+COUNTED_LETTERS = 1_000
+TIMELINE_LETTERS = 1_000
+
+CURRENT = Q(episode=F("incident__episode")) & ~Q(incident__state=IncidentState.RESOLVED)
+CLOSED_WITH_INCIDENT = Q(incident__state=IncidentState.RESOLVED) | Q(episode__lt=F("incident__episode"))
+STANDINGS: dict[str, Q] = {
+    "open": Q(state=LetterState.OPEN, incident__state=IncidentState.OPEN, episode=F("incident__episode")),
+    "acknowledged": Q(
+        state=LetterState.OPEN, incident__state=IncidentState.ACKNOWLEDGED, episode=F("incident__episode")
+    ),
+    "retrying": Q(state=LetterState.RETRYING),
+    "resolved": Q(state=LetterState.OPEN) & CLOSED_WITH_INCIDENT,
+    **{str(state): Q(state=state) for state in SETTLED},
+}
+"""What ``DeadLetter.standing`` says, as conditions: the state that a reader sees (C18)."""
+SEGMENTS = (("open",), ("acknowledged", "retrying"), ("resolved", *(str(state) for state in SETTLED)))
+"""A15: open, then acknowledged, then the rest. A's acknowledged is also what is being retried (C17)."""
+STATES = (*STANDINGS, "unresolved")
+ORDERINGS = ("default", "newest")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LetterFilter:
+    """Which letters are wanted; an empty field wants all. ``states`` are standings, or ``unresolved``."""
+
+    states: tuple[str, ...] = ()
+    tenant: str | None = None
+    source: str | None = None
+    job_type: str | None = None
+    queue: str | None = None
+    outcome_class: str | None = None
+    incident: UUID | None = None
+    task_id: str | None = None
+    job_id: str | None = None
+    actor_type: str | None = None
+    actor_id: str | None = None
+    seen_after: datetime | None = None
+    seen_before: datetime | None = None
+
+    def condition(self) -> Q:
+        """Return the filter, but for the states, as a condition on letters."""
+        columns = ("source", "job_type", "queue", "outcome_class", "task_id", "job_id", "actor_type", "actor_id")
+        wanted = {name: getattr(self, name) for name in columns}
+        wanted |= {"incident_id": self.incident, "last_seen_at__gte": self.seen_after}
+        wanted |= {"last_seen_at__lt": self.seen_before, "tenant": None if self.tenant == "*" else self.tenant}
+        return Q(**{name: value for name, value in wanted.items() if value is not None})
+
+    def standings(self) -> tuple[str, ...]:
+        """Return the wanted standings; empty for all."""
+        chosen = dict.fromkeys(
+            name for state in self.states for name in (UNRESOLVED if state == "unresolved" else (state,))
+        )
+        return tuple(chosen)
+
+
+UNRESOLVED = ("open", "acknowledged", "retrying")
+
+
+def list_letters(
+    operator: Operator,
+    wanted: LetterFilter,
+    *,
+    ordering: str = "default",
+    limit: int = 100,
+    cursor: str | None = None,
+) -> Page[DeadLetter]:
+    """Return a page of what ``operator`` may see, in A15's order or simply newest first.
+
+    A15's order mixes the letter's column with its incident's, which no index can hold: it is served as three segments,
+    each read newest first through an index, and the cursor says in which one a page begins. Raises ``AccessDenied``
+    for a scope they may not inspect, ``InvalidFields`` for a bad cursor.
+    """
+    authorise_scope(
+        operator,
+        Action.INSPECT,
+        tenant=wanted.tenant,
+        actor_type=wanted.actor_type or "",
+        actor_id=wanted.actor_id or "",
+    )
+    rows = DeadLetter.objects.visible_to(operator, Action.INSPECT).filter(wanted.condition())
+    return _read_letters(rows, wanted.standings(), ordering=ordering, limit=limit, cursor=cursor)
+
+
+def letters_of_incident(
+    operator: Operator,
+    incident_id: UUID,
+    *,
+    states: tuple[str, ...] = (),
+    ordering: str = "default",
+    limit: int = 100,
+    cursor: str | None = None,
+) -> Page[DeadLetter]:
+    """Return a page of an incident's letters; raises ``IncidentNotFound``, audited, for one that is not visible."""
+    incident = find_incident(operator, incident_id)
+    wanted = LetterFilter(states=states, incident=incident.id)
+    rows = DeadLetter.objects.visible_to(operator, Action.INSPECT).filter(wanted.condition())
+    return _read_letters(rows, wanted.standings(), ordering=ordering, limit=limit, cursor=cursor)
+
+
+def newest_letters(operator: Operator, incident: Incident, count: int) -> list[DeadLetter]:
+    """Return an incident's letters for its page: unresolved ones first, each newest first."""
+    rows = DeadLetter.objects.visible_to(operator, Action.INSPECT).filter(incident_id=incident.id)
+    return _read_letters(rows, (), ordering="default", limit=count, cursor=None).rows
+
+
+def outcome_counts(incident: Incident) -> dict[str, Any]:
+    """Count an incident's letters that wait for a decision by outcome class, the newest 1,000 of them at most."""
+    waiting = DeadLetter.objects.filter(incident_id=incident.id, state=LetterState.OPEN)
+    if incident.is_resolved:
+        waiting = waiting.none()
+    classes = list(
+        waiting.filter(episode=incident.episode)
+        .newest_first()
+        .values_list("outcome_class", flat=True)[: COUNTED_LETTERS + 1]
+    )
+    counted = Counter(classes[:COUNTED_LETTERS])
+    return {
+        **{outcome.value: counted[outcome.value] for outcome in OutcomeClass},
+        "is_capped": len(classes) > COUNTED_LETTERS,
+    }
+
+
+def occurrences_of(letter: DeadLetter) -> list[Occurrence]:
+    """Return a letter's newest occurrences with their tracebacks, newest first."""
+    rows = Occurrence.objects.filter(letter_id=letter.id).newest_first().select_related("traceback")
+    return list(rows[:SHOWN_OCCURRENCES])
+
+
+def attempts_of(letter: DeadLetter) -> list[Attempt]:
+    """Return the attempts of a letter's task that Celery retried by itself, newest first; they are kept for days."""
+    if not letter.task_id:
+        return []
+    rows = Attempt.objects.filter(tenant=letter.tenant, source=letter.source, task_id=letter.task_id)
+    return list(rows.order_by("-retries", "-id")[:SHOWN_ATTEMPTS])
+
+
+def occurrences_of_incident(incident: Incident) -> Source[Any]:
+    """Return the occurrences of an incident's newest 1,000 letters, for its timeline.
+
+    An occurrence does not name its incident, and sorting those of 50,000 letters for each page would cost seconds.
+    """
+    newest = DeadLetter.objects.filter(incident_id=incident.id).newest_first().values("id")[:TIMELINE_LETTERS]
+    rows = Occurrence.objects.filter(letter_id__in=newest).select_related("letter")
+    return Source(rows, ("happened_at", "id"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReport:
+    """One worker as it last reported itself."""
+
+    node: WorkerNode
+    is_live: bool
+    queues: list[str]
+    tasks: dict[str, str]
+
+
+def list_worker_nodes(
+    operator: Operator,
+    *,
+    source: str | None = None,
+    live: bool | None = None,
+    limit: int = 50,
+    cursor: str | None = None,
+) -> Page[WorkerReport]:
+    """Return the workers, last seen first; raises ``AccessDenied``, audited, for who may inspect nothing.
+
+    A worker is no tenant's: it serves all of them, and its row holds host, queues and task names, nothing of any job.
+    Whoever may inspect anything at all needs it to tell "failed" from "nobody serves it".
+    """
+    authorise_anywhere(operator, Action.INSPECT)
+    now = database_now()
+    rows = WorkerNode.objects.all()
+    if source is not None:
+        rows = rows.filter(source=source)
+    if live is not None:
+        alive = WorkerNode.objects.live(now)
+        rows = rows.filter(id__in=alive.values("id")) if live else rows.exclude(id__in=alive.values("id"))
+    alive_ids = set(WorkerNode.objects.live(now).values_list("id", flat=True))
+
+    def report(node: WorkerNode) -> WorkerReport:
+        return WorkerReport(
+            node=node,
+            is_live=node.id in alive_ids,
+            queues=json.loads(node.queues),
+            tasks=json.loads(node.tasks),
+        )
+
+    return read_page("nodes", [[Source(rows, ("seen_at", "id"), report)]], limit=limit, cursor=cursor)
+
+
+def _read_letters(
+    rows: DeadLetterQuerySet, standings: tuple[str, ...], *, ordering: str, limit: int, cursor: str | None
+) -> Page[DeadLetter]:
+    rows = rows.select_related("incident")
+    if ordering == "newest":
+        if standings:
+            condition = Q()
+            for name in standings:
+                condition |= STANDINGS[name]
+            rows = rows.filter(condition)
+        return read_page("letters:newest", [[_by_last_seen(rows)]], limit=limit, cursor=cursor)
+    segments = [[_by_last_seen(part) for part in _parts(rows, segment, standings)] for segment in SEGMENTS]
+    return read_page("letters:default", segments, limit=limit, cursor=cursor)
+
+
+def _parts(rows: DeadLetterQuerySet, segment: tuple[str, ...], standings: tuple[str, ...]) -> list[DeadLetterQuerySet]:
+    """Return one query for each standing, which an index on the state answers, and merge the results.
+
+    The whole rest is the exception: it is nearly everything, so one pass over the newest, leaving out the few that are
+    unresolved, beats six.
+    """
+    if not standings and len(segment) > 2:
+        return [rows.exclude(state=LetterState.RETRYING).exclude(Q(state=LetterState.OPEN) & CURRENT)]
+    return [rows.filter(STANDINGS[name]) for name in segment if not standings or name in standings]
+
+
+def _by_last_seen(rows: DeadLetterQuerySet) -> Source[DeadLetter]:
+    return Source(rows, ("last_seen_at", "id"))

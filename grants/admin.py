@@ -1,0 +1,534 @@
+"""Audit, permissions and API tokens in the console."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from django import forms
+from django.contrib import admin, messages
+from django.contrib.auth.base_user import AbstractBaseUser
+from django.db.models import Q, QuerySet
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.utils import timezone
+
+from grants import services
+from grants.access import find_capability
+from grants.actions import Action
+from grants.errors import AccessDenied, PrincipalNotFound
+from grants.models import ID_LENGTH, NAME_LENGTH, REASON_LENGTH, ApiToken, AuditEvent, ScopeUserGrant, Verdict
+from grants.operators import Operator, OperatorKind
+from grants.pages import Confirmation, OperatorAdmin, Section, held_by, operator_of, posted_key, require_readable
+from grants.principals import group_named, user_named
+from grants.resources import ANY, Resource
+from grants.selectors import Explanation, HeldGrant, explain, grants_visible_to
+from grants.service import record_denial
+from opsconsole.core.admin import ChoiceFilter, TextFilter, when
+from opsconsole.core.errors import OpsError
+
+DEFAULT_LENGTH = timedelta(days=7)
+LONGEST_OUTCOME = 20_000
+
+
+# -- audit -------------------------------------------------------------------------------------------------------------
+
+
+class WhoFilter(ChoiceFilter):
+    """People by default; what the machinery writes for every failure would bury what they did."""
+
+    title = "who"
+    parameter_name = "who"
+    default = "people"
+    all_label = "People and machines"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:  # noqa: ARG002
+        """Return the kinds."""
+        return [("people", "People"), ("machines", "Machines")]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:  # noqa: ARG002
+        """Keep the rows of that kind."""
+        if self.value() == "people":
+            return queryset.filter(~Q(operator_kind=OperatorKind.SYSTEM.value))
+        return queryset.filter(operator_kind=OperatorKind.SYSTEM.value) if self.value() else queryset
+
+
+class VerdictFilter(ChoiceFilter):
+    """Done or refused."""
+
+    title = "verdict"
+    parameter_name = "verdict"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:  # noqa: ARG002
+        """Return the two."""
+        return [(verdict.value, verdict.label) for verdict in Verdict]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:  # noqa: ARG002
+        """Keep the rows with that verdict."""
+        return queryset.filter(verdict=self.value()) if self.value() else queryset
+
+
+class AuditTenantFilter(TextFilter):
+    title = "tenant"
+    parameter_name = "tenant"
+
+
+class AuditActionFilter(TextFilter):
+    title = "action"
+    parameter_name = "action"
+
+
+class AuditOperatorFilter(TextFilter):
+    title = "operator"
+    parameter_name = "operator_name"
+
+
+class AuditEventAdmin(OperatorAdmin):
+    """Who did what, and who was refused: read only, newest first."""
+
+    slug = "audit"
+    menu_label = list_title = "Audit"
+    menu_order = 60
+    action = Action.AUDIT_READ
+    list_note = "Newest first. Rows are never changed or removed."
+    keyset = ("-at", "-id")
+    columns = ("when", "who", "what", "verdict", "tenant", "target", "reason")
+    list_filter = (WhoFilter, VerdictFilter, AuditTenantFilter, AuditActionFilter, AuditOperatorFilter)
+    pages = (("page", "<uuid:object_id>/", "page_view"),)
+
+    @admin.display(description="When (UTC)")
+    def when(self, row: AuditEvent) -> str:
+        return when(row.at)
+
+    @admin.display(description="Who")
+    def who(self, row: AuditEvent) -> str:
+        return f"{row.operator_name} ({row.operator_kind})"
+
+    @admin.display(description="Action")
+    def what(self, row: AuditEvent) -> str:
+        return row.action
+
+    @admin.display(description="Verdict")
+    def verdict(self, row: AuditEvent) -> str:
+        return str(row.verdict)
+
+    @admin.display(description="Tenant")
+    def tenant(self, row: AuditEvent) -> str:
+        return row.tenant
+
+    @admin.display(description="On")
+    def target(self, row: AuditEvent) -> str:
+        return f"{row.target_type} {row.target_id}".strip()
+
+    @admin.display(description="Reason")
+    def reason(self, row: AuditEvent) -> str:
+        return row.reason
+
+    def get_queryset(self, request: HttpRequest) -> Any:
+        """Return the visible rows without their outcomes, which are long."""
+        return super().get_queryset(request).defer("outcome", "capability")
+
+    def page_view(self, request: HttpRequest, object_id: UUID) -> HttpResponse:
+        """Answer with one row, every column of it."""
+        event = AuditEvent.objects.filter(id=object_id).first()
+        scope = None
+        if event is not None:
+            scope = Resource(
+                tenant=event.tenant,
+                actor_type=event.actor_type,
+                actor_id=event.actor_id,
+                target_type="audit_event",
+                target_id=str(event.id),
+            )
+        require_readable(operator_of(request), Action.AUDIT_READ, scope)
+        if event is None:
+            raise Http404
+        facts = [
+            (field.verbose_name, getattr(event, field.attname))
+            for field in AuditEvent._meta.concrete_fields
+            if field.attname not in ("outcome", "leaf_version")
+        ]
+        context = self.page_context(
+            request,
+            f"{event.action} by {event.operator_name}",
+            event=event,
+            facts=[(name, when(value) if hasattr(value, "isoformat") else value) for name, value in facts],
+            outcome=_indented(event.outcome),
+        )
+        return TemplateResponse(request, "ops/audit_event.html", context)
+
+
+def _indented(text: str) -> str:
+    try:
+        return json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+    except ValueError:
+        return text
+
+
+# -- permissions -------------------------------------------------------------------------------------------------------
+
+
+class EndField(forms.DateTimeField):
+    """A time in UTC, as a browser's field sends it."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(
+            input_formats=["%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%S"],
+            widget=forms.DateTimeInput(attrs={"type": "datetime-local"}, format="%Y-%m-%dT%H:%M"),
+            **kwargs,
+        )
+
+
+def _end_from_now() -> Any:
+    return (timezone.now() + DEFAULT_LENGTH).replace(second=0, microsecond=0)
+
+
+class GrantForm(forms.Form):
+    """One permission for one user or one group."""
+
+    user = forms.CharField(required=False, max_length=NAME_LENGTH, label="User", help_text="the name they sign in with")
+    group = forms.CharField(required=False, max_length=NAME_LENGTH, label="or group", help_text="one of the two")
+    action = forms.ChoiceField(label="May", help_text="only what you hold yourself can be given")
+    tenant = forms.CharField(max_length=NAME_LENGTH, label="On tenant", help_text="a name, or * for every tenant")
+    actor_type = forms.CharField(max_length=NAME_LENGTH, initial=ANY, label="Actor type", help_text="* for any")
+    actor_id = forms.CharField(max_length=ID_LENGTH, initial=ANY, label="Actor id", help_text="* for any")
+    command_id = forms.CharField(max_length=ID_LENGTH, initial=ANY, label="Command id", help_text="* for any")
+    expires_at = EndField(initial=_end_from_now, label="Until (UTC)", help_text="not after your own permission ends")
+    reason = forms.CharField(max_length=REASON_LENGTH, label="Reason", help_text="kept with the permission")
+
+    def __init__(self, *args: Any, actions: Any = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        field: Any = self.fields["action"]
+        field.choices = [("", "Choose…"), *((one.value, one.value) for one in Action if one in actions)]
+
+    def clean(self) -> dict[str, Any]:
+        """Find who it is for; exactly one of user and group."""
+        found = super().clean() or {}
+        user, group = found.get("user", ""), found.get("group", "")
+        if bool(user) == bool(group):
+            self.add_error("user", "Name a user or a group, one of the two.")
+            return found
+        try:
+            found["user"] = user_named(user) if user else None
+            found["group"] = group_named(group) if group else None
+        except PrincipalNotFound as refusal:
+            self.add_error("user" if user else "group", refusal.detail)
+        return found
+
+
+class RevokeForm(forms.Form):
+    """Why a permission is taken back."""
+
+    reason = forms.CharField(max_length=REASON_LENGTH, label="Reason", help_text="required, kept in the audit trail")
+
+
+class ExplainForm(forms.Form):
+    """A question about somebody's permissions; asking changes nothing."""
+
+    user = forms.CharField(max_length=NAME_LENGTH, label="May")
+    action = forms.ChoiceField(
+        required=False, choices=[("", "…"), *((one.value, one.value) for one in Action)], label="do"
+    )
+    tenant = forms.CharField(required=False, max_length=NAME_LENGTH, label="on tenant")
+    actor_type = forms.CharField(required=False, max_length=NAME_LENGTH, label="actor type")
+    actor_id = forms.CharField(required=False, max_length=ID_LENGTH, label="actor id")
+    command_id = forms.CharField(required=False, max_length=ID_LENGTH, label="command id")
+
+
+class GrantAdmin(OperatorAdmin):
+    """Who may do what: given, explained and taken back through this app's services; everyone sees their own."""
+
+    slug = "permissions"
+    menu_label = list_title = "Permissions"
+    menu_order = 70
+    action = Action.GRANTS_MANAGE
+    pages = (
+        ("give", "give/", "give_view"),
+        ("explain", "explain/", "explain_view"),
+        ("revoke", "<str:grant_id>/take-back/", "revoke_view"),
+    )
+
+    def has_module_permission(self, request: HttpRequest) -> bool:  # noqa: ARG002
+        """Everyone may see what they hold."""
+        return True
+
+    def show_list(self, request: HttpRequest) -> HttpResponse:
+        """Answer with the permissions that this operator manages, and their own."""
+        manages = Action.GRANTS_MANAGE in held_by(request)
+        rows = [
+            {"grant": one, "revoke_url": self.url("revoke", one.id) if manages else ""}
+            for one in grants_visible_to(operator_of(request))
+        ]
+        context = self.page_context(
+            request,
+            self.list_title,
+            rows=rows,
+            manages=manages,
+            give_url=self.url("give"),
+            explain_url=self.url("explain"),
+            limit=1_000,
+        )
+        return TemplateResponse(request, "ops/grants.html", {**context, "crumbs": []})
+
+    def require_manager(self, request: HttpRequest) -> None:
+        """Raise ``AccessDenied`` for who manages no permission at all; audited."""
+        if Action.GRANTS_MANAGE not in held_by(request):
+            by = operator_of(request)
+            asked = Resource(tenant=ANY, target_type="page", target_id=self.slug)
+            record_denial(by, Action.GRANTS_MANAGE, asked)
+            raise AccessDenied(operator=by, action=Action.GRANTS_MANAGE, resource=asked)
+
+    def give_view(self, request: HttpRequest) -> HttpResponse:
+        """Give a permission."""
+        self.require_manager(request)
+        actions = held_by(request)
+        if request.method != "POST":
+            initial = {"user": request.GET.get("user", "")}
+            return self.confirm(request, self.giving(GrantForm(actions=actions, initial=initial)))
+        form = GrantForm(request.POST, actions=actions)
+        key = request.POST.get("idempotency_key", "")
+        if not form.is_valid():
+            return self.confirm(request, self.giving(form, key), status=400)
+        values = {**form.cleaned_data, "action": Action(form.cleaned_data["action"])}
+        try:
+            receipt = services.grant(by=operator_of(request), key=posted_key(request), **values)
+        except AccessDenied:
+            form.add_error(None, "You do not hold this on that tenant and scope yourself, so you can't give it.")
+            return self.confirm(request, self.giving(form, key), status=403)
+        except OpsError as refusal:
+            return self.confirm(request, self.giving(form, key), refusal=refusal)
+        messages.success(request, f"{receipt.action} is given as {receipt.grant_id}{_again(receipt.is_replay)}")
+        return HttpResponseRedirect(self.url("changelist"))
+
+    def giving(self, form: GrantForm, key: str = "") -> Confirmation:
+        """Return the form for a new permission."""
+        text = "Only what you hold, never to yourself, always with a reason and an end."
+        return Confirmation(
+            title="Give a permission",
+            submit="Give it",
+            cancel_url=self.url("changelist"),
+            form=form,
+            sections=[Section(heading="What can be given", text=text)],
+            key=key,
+        )
+
+    def revoke_view(self, request: HttpRequest, grant_id: str) -> HttpResponse:
+        """Take a permission back."""
+        by = operator_of(request)
+        found = next((one for one in grants_visible_to(by) if one.id == grant_id), None)
+        form = RevokeForm(request.POST or None)
+        key = request.POST.get("idempotency_key", "")
+        if request.method == "POST" and form.is_valid():
+            try:
+                receipt = services.revoke(
+                    by=by, grant_id=grant_id, reason=form.cleaned_data["reason"], key=posted_key(request)
+                )
+            except OpsError as refusal:
+                if refusal.status in (401, 403, 404) or found is None:
+                    raise
+                return self.confirm(request, self.revoking(found, form, key), refusal=refusal)
+            text = f"{receipt.action} ({receipt.grant_id}) is taken back{_again(receipt.is_replay)}"
+            messages.success(request, text)
+            return HttpResponseRedirect(self.url("changelist"))
+        if found is None:
+            record_denial(
+                by, Action.GRANTS_MANAGE, Resource(tenant="(none)", target_type="grant", target_id=grant_id[:100])
+            )
+            raise Http404
+        return self.confirm(request, self.revoking(found, form, key), status=400 if request.method == "POST" else 200)
+
+    def revoking(self, found: HeldGrant, form: RevokeForm, key: str = "") -> Confirmation:
+        """Return the confirmation of taking back one permission."""
+        return Confirmation(
+            title=f"Take {found.action} back from {found.holder}?",
+            submit="Take it back",
+            cancel_url=self.url("changelist"),
+            is_danger=True,
+            form=form,
+            sections=[
+                Section(
+                    heading=f"{found.holder} can do this no longer, from the next request on",
+                    tone="bad",
+                    text=(
+                        f"{found.action} on tenant {found.tenant}, actor type {found.actor_type}, actor id "
+                        f"{found.actor_id}, command id {found.command_id}. Given by {found.granted_by_name}: "
+                        f"{found.reason}"
+                    ),
+                )
+            ],
+            key=key,
+        )
+
+    def explain_view(self, request: HttpRequest) -> HttpResponse:
+        """Answer what one person may do, and why or why not."""
+        by = operator_of(request)
+        asked = dict(request.GET.items()) or {"user": by.name}
+        form = ExplainForm(asked)
+        found: dict[str, Any] = {"answer": None, "held": [], "person": None}
+        status = 200
+        if form.is_valid():
+            found = self.explained(by, form)
+        else:
+            status = 400
+        context = self.page_context(request, "What may this person do?", form=form, **found)
+        return TemplateResponse(request, "ops/explain.html", context, status=status)
+
+    def explained(self, by: Operator, form: ExplainForm) -> dict[str, Any]:
+        """Return the answer to a valid question, as far as the asker may know it."""
+        values = form.cleaned_data
+        try:
+            person = user_named(values["user"]) if "\x00" not in values["user"] else None
+        except PrincipalNotFound:
+            person = None
+        held = grants_visible_to(by, user=person) if person is not None else []
+        is_self = person is not None and person.pk == by.user_id
+        # Whether a name exists is told to who manages permissions, and to nobody else.
+        if person is None or not (is_self or held or find_capability(by, Action.GRANTS_MANAGE, _everything())):
+            form.add_error("user", "There is no such user, or you manage none of their permissions.")
+            return {"answer": None, "held": [], "person": None}
+        answer = (
+            self.answer(by, person, values, held, is_self=is_self) if values["action"] and values["tenant"] else None
+        )
+        return {"answer": answer, "held": held, "person": person.get_username(), "is_self": is_self}
+
+    def answer(
+        self, by: Operator, person: AbstractBaseUser, values: dict[str, Any], held: list[HeldGrant], *, is_self: bool
+    ) -> Explanation | None:
+        """Return what ``authorise`` would say; reasons that name a permission the asker may not see are left out."""
+        resource = Resource(
+            tenant=values["tenant"],
+            actor_type=values["actor_type"],
+            actor_id=values["actor_id"],
+            command_id=values["command_id"],
+        )
+        if not is_self and find_capability(by, Action.GRANTS_MANAGE, resource) is None:
+            record_denial(by, Action.GRANTS_MANAGE, resource)
+            raise AccessDenied(operator=by, action=Action.GRANTS_MANAGE, resource=resource)
+        operator = Operator(kind=OperatorKind.PERSON, id=str(person.pk), name=person.get_username(), user_id=person.pk)
+        found = explain(operator, Action(values["action"]), resource)
+        if is_self or find_capability(by, Action.GRANTS_MANAGE, _everything()) is not None:
+            return found
+        shown = {one.id for one in held}
+        reasons = tuple(text for text in found.reasons if text.partition(": ")[0] in shown)
+        return Explanation(
+            allowed=found.allowed,
+            operator=found.operator,
+            action=found.action,
+            resource=found.resource,
+            capability=found.capability,
+            compared=found.compared,
+            reasons=reasons or ("No permission that you manage allows it.",) if not found.allowed else (),
+        )
+
+
+def _everything() -> Resource:
+    return Resource(tenant=ANY, actor_type=ANY, actor_id=ANY, command_id=ANY)
+
+
+# -- tokens ------------------------------------------------------------------------------------------------------------
+
+
+class TokenForm(forms.Form):
+    """An API token: some of what its owner may do, for a while."""
+
+    name = forms.CharField(max_length=NAME_LENGTH, label="Name", help_text="what it is for")
+    actions = forms.MultipleChoiceField(widget=forms.CheckboxSelectMultiple, label="It may")
+    tenant = forms.CharField(max_length=NAME_LENGTH, label="On tenant", help_text="a name, or * for all of yours")
+    expires_at = EndField(initial=_end_from_now, label="Until (UTC)")
+
+    def __init__(self, *args: Any, held: Any = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        field: Any = self.fields["actions"]
+        field.choices = [(one.value, one.value) for one in Action if one in held]
+
+
+class TokenAdmin(OperatorAdmin):
+    """One's own API tokens: made, shown once, revoked."""
+
+    slug = "tokens"
+    menu_label = list_title = "API tokens"
+    menu_order = 80
+    pages = (("create", "new/", "create_view"), ("revoke", "<uuid:public_id>/revoke/", "revoke_view"))
+
+    def has_module_permission(self, request: HttpRequest) -> bool:  # noqa: ARG002
+        """Everyone may make tokens of what they hold."""
+        return True
+
+    def show_list(self, request: HttpRequest) -> HttpResponse:
+        """Answer with the operator's own tokens."""
+        tokens = ApiToken.objects.filter(user_id=operator_of(request).user_id).order_by("-created", "-public_id")[:200]
+        now = timezone.now()
+        rows = [
+            {"token": one, "is_live": one.expiry > now, "revoke_url": self.url("revoke", one.public_id)}
+            for one in tokens
+        ]
+        context = self.page_context(request, self.list_title, rows=rows, create_url=self.url("create"))
+        return TemplateResponse(request, "ops/tokens.html", {**context, "crumbs": []})
+
+    def create_view(self, request: HttpRequest) -> HttpResponse:
+        """Make a token; the answer to the POST is the only page that ever shows it."""
+        held = held_by(request)
+        if request.method != "POST":
+            return self.confirm(request, self.creating(TokenForm(held=held)))
+        form = TokenForm(request.POST, held=held)
+        key = request.POST.get("idempotency_key", "")
+        if not form.is_valid():
+            return self.confirm(request, self.creating(form, key), status=400)
+        values = form.cleaned_data
+        try:
+            receipt = services.create_token(
+                by=operator_of(request),
+                name=values["name"],
+                actions=[Action(one) for one in values["actions"]],
+                tenant=values["tenant"],
+                expires_at=values["expires_at"],
+                key=posted_key(request),
+            )
+        except OpsError as refusal:
+            return self.confirm(request, self.creating(form, key), refusal=refusal)
+        context = self.page_context(request, "Your new API token", receipt=receipt, list_url=self.url("changelist"))
+        return TemplateResponse(request, "ops/token_made.html", context)
+
+    def creating(self, form: TokenForm, key: str = "") -> Confirmation:
+        """Return the form for a new token."""
+        text = "It can never do more than you can, and ends when your own permission does. It is shown once."
+        return Confirmation(
+            title="Make an API token",
+            submit="Make it",
+            cancel_url=self.url("changelist"),
+            form=form,
+            sections=[Section(heading="A token acts with part of your permissions", text=text)],
+            key=key,
+        )
+
+    def revoke_view(self, request: HttpRequest, public_id: UUID) -> HttpResponse:
+        """Revoke one of one's own tokens."""
+        by = operator_of(request)
+        token = ApiToken.objects.filter(public_id=public_id, user_id=by.user_id).first()
+        if request.method == "POST":
+            receipt = services.revoke_token(by=by, public_id=public_id, key=posted_key(request))
+            messages.success(request, f"The token {receipt.name} is revoked{_again(receipt.is_replay)}")
+            return HttpResponseRedirect(self.url("changelist"))
+        if token is None:
+            raise Http404
+        text = "Whatever still uses it is refused from its next request on."
+        return self.confirm(
+            request,
+            Confirmation(
+                title=f"Revoke the token {token.name}?",
+                submit="Revoke it",
+                cancel_url=self.url("changelist"),
+                is_danger=True,
+                sections=[Section(heading="It stops at once", tone="bad", text=text)],
+            ),
+        )
+
+
+def _again(is_replay: bool) -> str:
+    return ": that was done before, and nothing was repeated." if is_replay else "."
+
+
+ADMINS: dict[Any, Any] = {AuditEvent: AuditEventAdmin, ScopeUserGrant: GrantAdmin, ApiToken: TokenAdmin}
+"""What the console registers; nothing is registered on Django's default site."""

@@ -1,0 +1,272 @@
+"""What every page of the console does with grants: who asks, what they may see, and how a change is confirmed.
+
+No permission of Django is consulted. A page asks the two doors of this app, a refusal is audited where it is found, and
+what changes something is shown first and then sent with a key and the version that was looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, ClassVar, cast
+from uuid import UUID
+
+from django import forms
+from django.contrib import messages
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, URLResolver, path, reverse
+
+from grants import audit
+from grants.access import Capability, can, find_capability, held_actions
+from grants.actions import Action
+from grants.errors import AccessDenied
+from grants.operators import Operator
+from grants.resources import ANY, Resource
+from grants.service import record_denial
+from grants.targets import NOWHERE, authorise_target
+from opsconsole.core.admin import KeysetAdmin
+from opsconsole.core.errors import OpsError
+from opsconsole.core.ids import new_id
+
+MOST_SELECTED = 1_000
+
+
+def operator_of(request: HttpRequest) -> Operator:
+    """Return who asks; raises ``NotAnOperator``."""
+    found: Operator | None = getattr(request, "_ops_operator", None)
+    if found is None:
+        found = Operator.from_user(cast(Any, request).user)
+        cast(Any, request)._ops_operator = found
+    return found
+
+
+def held_by(request: HttpRequest) -> frozenset[Action]:
+    """Return what the asking operator may do to anything at all: asked once per request, for menus."""
+    found: frozenset[Action] | None = getattr(request, "_ops_held", None)
+    if found is None:
+        found = held_actions(operator_of(request))
+        cast(Any, request)._ops_held = found
+    return found
+
+
+def require(by: Operator, action: Action, scope: Resource | None, not_found: OpsError) -> Capability:
+    """Return the capability for ``action`` on what an opaque id named, as a service would, for a page that only asks.
+
+    Raises ``AccessDenied`` (403) to who may read it and ``not_found`` to everyone else; both are audited.
+    """
+    try:
+        return authorise_target(by, action, scope, not_found)
+    except AccessDenied as denied:
+        record_denial(denied.operator, denied.action, denied.resource)
+        if denied.shown_as is not None:
+            raise denied.shown_as from None
+        raise
+
+
+def require_readable(by: Operator, action: Action, scope: Resource | None) -> None:
+    """Raise ``Http404`` unless ``action`` reads what an opaque id named (None: nothing); a refusal is audited.
+
+    What is not there is asked about like anything else, so that the answer says no more and takes no less time.
+    """
+    asked = NOWHERE if scope is None else scope
+    if find_capability(by, action, asked) is None:
+        record_denial(by, action, asked)
+        raise Http404
+    if scope is None:
+        raise Http404
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingGrant:
+    """A button that is not there, and why."""
+
+    verb: str
+    action: str
+    tenant: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowed:
+    """Which of some actions an operator may do to one resource."""
+
+    actions: frozenset[Action]
+    tenant: str
+
+    def __contains__(self, action: Action) -> bool:
+        return action in self.actions
+
+    def missing(self, verbs: Mapping[Action, str]) -> list[MissingGrant]:
+        """Return one line for each action that is not allowed."""
+        return [
+            MissingGrant(verb=verb, action=action.value, tenant=self.tenant)
+            for action, verb in verbs.items()
+            if action not in self.actions
+        ]
+
+
+def allowed(by: Operator, resource: Resource, actions: Iterable[Action]) -> Allowed:
+    """Return which of ``actions`` are allowed on ``resource``, for the sake of buttons; nothing is audited."""
+    return Allowed(actions=frozenset(action for action in actions if can(by, action, resource)), tenant=resource.tenant)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """One block of a confirmation: what will happen to some rows, or why nothing will. ``tone`` is a CSS class."""
+
+    heading: str
+    tone: str = "plain"  # good, warn, bad, grey or plain
+    text: str = ""
+    rows: Sequence[tuple[str, str, str]] = ()  # (address or "", name, remark)
+    more: int = 0  # rows beyond those listed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confirmation:
+    """What is shown before something is changed, and what is sent with the change.
+
+    ``hidden`` travels with the form: what was looked at. ``submit`` says what the button will do; "" = it can't.
+    """
+
+    title: str
+    submit: str
+    cancel_url: str
+    sections: Sequence[Section] = ()
+    form: forms.Form | None = None
+    hidden: Mapping[str, str] = field(default_factory=dict)
+    is_danger: bool = False
+    note: str = ""
+    key: str = ""  # of a form that was filled in wrongly and comes back; else a new one
+
+    def __post_init__(self) -> None:
+        if not self.key:
+            object.__setattr__(self, "key", str(new_id()))
+
+
+def posted_key(request: HttpRequest) -> str:
+    """Return the key that the confirmation put into its form; raises ``IdempotencyKeyMissing`` or ``...Invalid``."""
+    return audit.validate_key(request.POST.get("idempotency_key"))
+
+
+def posted_ids(values: Iterable[str]) -> tuple[list[UUID], int]:
+    """Return the ids among ``values``, each once and in order, and how many were none."""
+    found: dict[UUID, None] = {}
+    bad = 0
+    for value in values:
+        try:
+            found[UUID(value)] = None
+        except ValueError:
+            bad += 1
+    return list(found), bad
+
+
+View = Callable[..., HttpResponse]
+
+
+def posts_only(view: View) -> View:
+    """Send who comes by GET to the page that has the button."""
+
+    @wraps(view)
+    def inner(self: OperatorAdmin, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        if request.method != "POST":
+            return HttpResponseRedirect(self.url("page", *args, *kwargs.values()))
+        return view(self, request, *args, **kwargs)
+
+    return inner
+
+
+class OperatorAdmin(KeysetAdmin):
+    """Rows that an operator sees as far as their grants go; superusers have no bypass.
+
+    ``action`` is what reading takes. A subclass lists its pages in ``pages``: (name, address below the list, method).
+    """
+
+    action: ClassVar[Action] = Action.INSPECT
+    pages: ClassVar[tuple[tuple[str, str, str], ...]] = ()
+    menu_order: ClassVar[int] = 50
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        """Say whether the menu has this list."""
+        return self.action in held_by(request)
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Say whether the list opens; ``obj`` is asked by the doors, with its own scope."""
+        if obj is not None:
+            return can(operator_of(request), self.action, obj.resource)
+        return self.has_module_permission(request)
+
+    def get_queryset(self, request: HttpRequest) -> Any:
+        """Return the rows that this operator may see."""
+        model: Any = self.model
+        return model._default_manager.visible_to(operator_of(request), self.action)
+
+    # -- addresses -----------------------------------------------------------------------------------------------------
+
+    def get_urls(self) -> list[URLPattern | URLResolver]:  # type: ignore[override]
+        """Return the list and the pages named in ``pages``; Django's add, change, delete and history don't exist."""
+        view = cast(Any, self.admin_site).view
+        routes: list[URLPattern | URLResolver] = [
+            path("", view(self.changelist_view), name=self.url_name("changelist"))
+        ]
+        routes += [
+            path(route, view(getattr(self, method)), name=self.url_name(name)) for name, route, method in self.pages
+        ]
+        return routes
+
+    def url_name(self, name: str) -> str:
+        """Return the name of one of this admin's addresses, without its namespace."""
+        return f"{self.opts.app_label}_{self.opts.model_name}_{name}"
+
+    def url(self, name: str, *args: Any) -> str:
+        """Return one of this admin's addresses."""
+        return reverse(f"admin:{self.url_name(name)}", args=args, current_app=self.admin_site.name)
+
+    def row_url(self, row: Any) -> str:
+        """Return the address of a row's page."""
+        return self.url("page", row.pk)
+
+    # -- lists ---------------------------------------------------------------------------------------------------------
+
+    def require_list(self, request: HttpRequest) -> None:
+        """Raise ``AccessDenied`` for who holds nothing that this list would show; audited."""
+        if not self.has_module_permission(request):
+            by = operator_of(request)
+            asked = Resource(tenant=ANY, target_type="page", target_id=self.slug)
+            record_denial(by, self.action, asked)
+            raise AccessDenied(operator=by, action=self.action, resource=asked)
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:  # noqa: ARG002
+        """Answer with the list; a POST is an action on selected rows."""
+        self.require_list(request)
+        if request.method == "POST":
+            return self.act_on_selected(request)
+        return self.show_list(request)
+
+    def act_on_selected(self, request: HttpRequest) -> HttpResponse:
+        """Refuse: this list has no actions, whatever the form says (ADM-01)."""
+        messages.error(request, "This list has no such action. Nothing was changed.")
+        return HttpResponseRedirect(request.get_full_path())
+
+    # -- confirming ----------------------------------------------------------------------------------------------------
+
+    def page_context(self, request: HttpRequest, title: str, **more: Any) -> dict[str, Any]:
+        """Return what every page of this admin shows beside its own values."""
+        context = self.admin_site.each_context(request)
+        crumbs = [(self.url("changelist"), self.list_title)] if self.list_title else []
+        return {**context, "title": title, "crumbs": crumbs, **more}
+
+    def confirm(
+        self,
+        request: HttpRequest,
+        asked: Confirmation,
+        *,
+        refusal: OpsError | None = None,
+        changed: str = "",
+        status: int = 200,
+    ) -> HttpResponse:
+        """Answer with a confirmation; after a refusal it says why nothing was changed, with the refusal's status."""
+        context = self.page_context(request, asked.title, asked=asked, refusal=refusal, changed=changed)
+        if refusal is not None:
+            status = refusal.status
+        return TemplateResponse(request, "ops/confirm.html", context, status=status)

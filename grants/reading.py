@@ -1,0 +1,58 @@
+"""Authorising reads: a refusal is audited like that of a change, without a transaction around what is only looked at.
+
+A service's transaction takes the write lock on SQLite, which a page that polls must not do.
+"""
+
+from __future__ import annotations
+
+from grants.access import Capability, authorise, holds
+from grants.actions import Action
+from grants.errors import AccessDenied
+from grants.operators import Operator
+from grants.resources import ANY, Resource
+from grants.service import record_denial
+from grants.targets import authorise_target
+from opsconsole.core.errors import OpsError
+
+
+def authorise_read(operator: Operator, action: Action, resource: Resource) -> Capability:
+    """Return the capability for a read that names its scope; raises ``AccessDenied`` (403), audited, before a look."""
+    try:
+        return authorise(operator, action, resource)
+    except AccessDenied as denied:
+        record_denial(denied.operator, denied.action, denied.resource)
+        raise
+
+
+def authorise_read_of(operator: Operator, action: Action, resource: Resource | None, not_found: OpsError) -> Capability:
+    """Return the capability for a read of what an opaque id names (None: not there).
+
+    Raises ``not_found`` for what is missing and for what the operator may not inspect, ``AccessDenied`` for what they
+    may inspect and not read in this way; audited.
+    """
+    try:
+        return authorise_target(operator, action, resource, not_found)
+    except AccessDenied as denied:
+        record_denial(denied.operator, denied.action, denied.resource)
+        if denied.shown_as is not None:
+            raise denied.shown_as from None
+        raise
+
+
+def authorise_anywhere(operator: Operator, action: Action) -> None:
+    """Refuse, audited, an operator who may do ``action`` to nothing at all; raises ``AccessDenied``."""
+    if not holds(operator, action):
+        resource = Resource(tenant=ANY)
+        record_denial(operator, action, resource)
+        raise AccessDenied(operator=operator, action=action, resource=resource)
+
+
+def authorise_scope(
+    operator: Operator, action: Action, *, tenant: str | None, actor_type: str = "", actor_id: str = ""
+) -> None:
+    """Authorise the scope that a list's filters name, if they name a tenant; raises ``AccessDenied``, audited.
+
+    Without a tenant nothing is named, and the list holds what the operator may see. ``*`` asks for every tenant.
+    """
+    if tenant is not None:
+        authorise_read(operator, action, Resource(tenant=tenant, actor_type=actor_type, actor_id=actor_id))

@@ -1,0 +1,569 @@
+"""Incidents in the console: the list, the page's own half, take it and close it.
+
+What is above this app (jobs, repairs) adds its half in ``repairs.admin``, whose class is the one that is registered.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, ClassVar, TypeVar
+from uuid import UUID
+
+from django import forms
+from django.conf import settings
+from django.contrib import admin, messages
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.utils import timezone
+
+from grants.actions import Action
+from grants.models import AuditEvent, Verdict
+from grants.operators import Operator
+from grants.pages import (
+    Allowed,
+    Confirmation,
+    MissingGrant,
+    OperatorAdmin,
+    Section,
+    allowed,
+    operator_of,
+    posted_key,
+    require,
+    require_readable,
+)
+from grants.selectors import tenants_named
+from incidents import sql
+from incidents.errors import IncidentChanged, IncidentNotFound
+from incidents.models import EpisodeEnd, Incident, IncidentState, Severity
+from incidents.services import ACKNOWLEDGED, RESOLVED, acknowledge_incident, resolve_incident
+from opsconsole.core.admin import ChoiceFilter, KeysetChangeList, ago, thousands, when
+from opsconsole.core.errors import OpsError
+from opsconsole.core.ids import new_id
+
+T = TypeVar("T")
+
+STATE_WORDS = {IncidentState.OPEN: "Open", IncidentState.ACKNOWLEDGED: "Taken", IncidentState.RESOLVED: "Closed"}
+REOPENED_WORDS = {
+    "repair_failed": "Repair failed",
+    "severity_rose": "Became worse",
+    "count_passed": "More failures than agreed",
+}
+AUDIT_WORDS = {
+    ACKNOWLEDGED: "took it",
+    RESOLVED: "closed it",
+    "operations.incident_opened": "opened it",
+    "operations.incident_reopened": "opened it again",
+    "operations.incident_retry_applied": "retried jobs of it",
+}
+MOST_TENANTS = 50
+TIMELINE_ROWS = 50
+TRIES = 3
+
+
+def incident_name(incident: Incident) -> str:
+    """Return what people call it on the phone."""
+    return f"INC-{incident.number:04d}"
+
+
+def state_words(incident: Incident) -> str:
+    """Return the state as a person says it: one that was closed or taken before says why it is open again."""
+    if incident.state == IncidentState.OPEN and incident.reopened_reason:
+        return REOPENED_WORDS.get(incident.reopened_reason, "Came back")
+    return STATE_WORDS[IncidentState(incident.state)]
+
+
+def standing_of(incident: Incident) -> str:
+    """Return what of an incident's state a decision rests on; counts, which rise by themselves, are not in it."""
+    return f"{incident.state}:{incident.episode}:{incident.acknowledged_by}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Button:
+    """One thing that may be done from here. ``direct`` ones are sent at once, the others ask first."""
+
+    label: str
+    url: str
+    is_primary: bool = False
+    is_danger: bool = False
+    direct: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Buttons:
+    """The bar of a page: ``bar`` in the open, ``more`` folded away, and why some are not there."""
+
+    bar: list[Button] = field(default_factory=list)
+    more: list[Button] = field(default_factory=list)
+    missing: list[MissingGrant] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """One line of the timeline."""
+
+    at: datetime
+    who: str
+    what: str
+    detail: str = ""
+
+
+class TenantFilter(ChoiceFilter):
+    """The tenants that this operator may see; typed where they are too many to list."""
+
+    title = "tenant"
+    parameter_name = "tenant"
+    action: ClassVar[Action] = Action.INSPECT
+    is_typed = False
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:  # noqa: ARG002
+        """Return the tenants named by grants, or, with a grant over all of them, those that have an incident."""
+        names = tenants_named(operator_of(request), self.action, MOST_TENANTS + 1)
+        found = sorted(names) if names is not None else sql.tenants(Incident.objects.db, MOST_TENANTS + 1)
+        self.is_typed = len(found) > MOST_TENANTS
+        return [(name, name) for name in found]
+
+    @property
+    def typed(self) -> str:
+        """What was typed or chosen."""
+        return str(self.used_parameters.get(self.parameter_name) or "")
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:  # noqa: ARG002
+        """Keep the rows of one tenant."""
+        chosen = self.typed if self.is_typed else self.value()
+        if not chosen:
+            return queryset
+        return queryset.none() if "\x00" in chosen else queryset.filter(tenant=chosen)
+
+
+class StateFilter(ChoiceFilter):
+    """By state; the list begins with what is not closed."""
+
+    title = "state"
+    parameter_name = "state"
+    default = "unresolved"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:  # noqa: ARG002
+        """Return the states and their union."""
+        return [("unresolved", "Not closed"), *((state.value, STATE_WORDS[state]) for state in IncidentState)]
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:  # noqa: ARG002
+        """Keep the incidents in that state."""
+        chosen = self.value()
+        if not chosen:
+            return queryset
+        return queryset.unresolved() if chosen == "unresolved" else queryset.filter(state=chosen)
+
+
+class SeverityFilter(ChoiceFilter):
+    """By severity."""
+
+    title = "severity"
+    parameter_name = "severity"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:  # noqa: ARG002
+        """Return the severities, worst first."""
+        return [(member.label, str(member.label).capitalize()) for member in reversed(Severity)]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:  # noqa: ARG002
+        """Keep the incidents of that severity."""
+        return queryset.filter(severity=Severity.named(self.value())) if self.value() else queryset
+
+
+class MineFilter(ChoiceFilter):
+    """What the asking operator has taken."""
+
+    title = "holder"
+    parameter_name = "mine"
+    all_label = "Anybody's"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:  # noqa: ARG002
+        """Return the one choice."""
+        return [("yes", "Mine")]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        """Keep what I hold."""
+        return queryset.filter(acknowledged_by=operator_of(request).ref) if self.value() else queryset
+
+
+class CloseForm(forms.Form):
+    """Why an incident is closed while its jobs are not repaired; nothing is preselected."""
+
+    CODES = (
+        ("", "Choose…"),
+        ("done_another_way", "The work was done in another way"),
+        ("no_longer_needed", "The work is no longer needed"),
+        ("loss_accepted", "The loss is accepted"),
+        ("test_or_drill", "It was a test or a drill"),
+        ("other_reason", "Another reason, told below"),
+    )
+    code = forms.ChoiceField(choices=CODES, label="Why", help_text="required, nothing is preselected")
+    summary = forms.CharField(
+        label="What happened, in your words",
+        min_length=3,
+        max_length=1_900,
+        widget=forms.Textarea(attrs={"rows": 4}),
+        help_text="required, 3 to 1,900 characters; shown under “How this was closed before”",
+    )
+
+
+class IncidentAdmin(OperatorAdmin):
+    """The list of incidents, and what a person does to one without touching its jobs."""
+
+    slug = "incidents"
+    menu_label = list_title = "Incidents"
+    menu_order = 10
+    list_note = "Worst first, then newest."
+    search_label = "Incident number"
+    search_help_text = "INC-0175 or 175"
+    search_fields = ("number",)
+    keyset = ("-severity", "-last_seen_at", "-id")
+    columns = (
+        "number", "severity", "state", "what", "tenant", "source", "unresolved", "jobs", "failures", "since", "last",
+        "holder",
+    )  # fmt: skip
+    list_filter = (StateFilter, SeverityFilter, TenantFilter, MineFilter)
+    pages: ClassVar[tuple[tuple[str, str, str], ...]] = (
+        ("page", "<uuid:object_id>/", "page_view"),
+        ("take", "<uuid:object_id>/take/", "take_view"),
+        ("close", "<uuid:object_id>/close/", "close_view"),
+    )
+    # -- list ----------------------------------------------------------------------------------------------------------
+
+    @admin.display(description="Incident")
+    def number(self, row: Incident) -> str:
+        return incident_name(row)
+
+    @admin.display(description="Severity")
+    def severity(self, row: Incident) -> str:
+        return str(row.get_severity_display()).capitalize()
+
+    @admin.display(description="State")
+    def state(self, row: Incident) -> str:
+        return state_words(row)
+
+    @admin.display(description="What failed")
+    def what(self, row: Incident) -> str:
+        return row.title
+
+    @admin.display(description="Tenant")
+    def tenant(self, row: Incident) -> str:
+        return row.tenant
+
+    @admin.display(description="Source")
+    def source(self, row: Incident) -> str:
+        return row.source
+
+    @admin.display(description="Not repaired")
+    def unresolved(self, row: Incident) -> str:
+        return thousands(row.unresolved_count)
+
+    @admin.display(description="Jobs")
+    def jobs(self, row: Incident) -> str:
+        return thousands(row.letter_count)
+
+    @admin.display(description="Failures")
+    def failures(self, row: Incident) -> str:
+        return thousands(row.occurrence_count)
+
+    @admin.display(description="Since")
+    def since(self, row: Incident) -> str:
+        return when(row.opened_at)
+
+    @admin.display(description="Last failure")
+    def last(self, row: Incident) -> str:
+        return ago(row.last_seen_at)
+
+    @admin.display(description="Who has it")
+    def holder(self, row: Incident) -> str:
+        return row.acknowledged_by_name or "nobody"
+
+    def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
+        """Find an incident by its number, exactly, and in any state."""
+        if not search_term:
+            return queryset, False
+        match = re.fullmatch(r"(?:inc-|#)?0*([0-9]{1,18})", search_term.strip().lower())
+        if match is None:
+            return queryset.none(), False
+        return self.get_queryset(request).filter(number=int(match[1])).order_by(*self.keyset), False
+
+    def list_context(self, request: HttpRequest, cl: KeysetChangeList) -> dict[str, Any]:
+        """Add what the search says."""
+        return {**super().list_context(request, cl), "search_note": "By number, in any state." if cl.query else ""}
+
+    # -- page ----------------------------------------------------------------------------------------------------------
+
+    def visible(self, request: HttpRequest, incident_id: UUID) -> Incident:
+        """Return an incident that this operator may see; raises ``Http404``, audited."""
+        scope = Incident.objects.scope(incident_id)
+        require_readable(operator_of(request), Action.INSPECT, scope)
+        return Incident.objects.get(id=incident_id)
+
+    def page_view(self, request: HttpRequest, object_id: UUID) -> HttpResponse:
+        """Answer with everything that is known about one incident."""
+        incident = self.visible(request, object_id)
+        return TemplateResponse(request, "ops/incident.html", self.incident_context(request, incident))
+
+    def incident_context(self, request: HttpRequest, incident: Incident) -> dict[str, Any]:
+        """Return what the page shows; the apps above add their own."""
+        by = operator_of(request)
+        may = allowed(by, incident.resource, self.button_actions())
+        return self.page_context(
+            request,
+            f"{incident_name(incident)}: {incident.title}",
+            incident=incident,
+            name=incident_name(incident),
+            state=state_words(incident),
+            buttons=self.buttons(incident, may, by),
+            hidden=seen(incident),
+            key=str(new_id()),
+            may=may,
+            timeline=self.timeline(incident),
+            endings=self.endings(incident),
+        )
+
+    def button_actions(self) -> tuple[Action, ...]:
+        """Return the actions that the bar of an incident asks about."""
+        return (Action.INCIDENTS_ACKNOWLEDGE, Action.INCIDENTS_RESOLVE, Action.INCIDENTS_CLOSE_UNREPAIRED)
+
+    def buttons(self, incident: Incident, may: Allowed, by: Operator) -> Buttons:
+        """Return what this operator may do to it now, and one line for each thing they may not."""
+        found = Buttons()
+        if incident.is_resolved:
+            return found
+        verbs = {Action.INCIDENTS_ACKNOWLEDGE: "Take it"}
+        is_held = incident.state == IncidentState.ACKNOWLEDGED
+        if Action.INCIDENTS_ACKNOWLEDGE in may:
+            take = self.url("take", incident.id)
+            if not is_held:
+                found.bar.append(Button(label="Take it", url=take, is_primary=True, direct=True))
+            elif incident.acknowledged_by != by.ref:
+                found.more.append(Button(label=f"Take over from {incident.acknowledged_by_name}…", url=take))
+        close = self.close_label(incident)
+        verbs[Action.INCIDENTS_RESOLVE] = close
+        if incident.unresolved_count:
+            verbs[Action.INCIDENTS_CLOSE_UNREPAIRED] = close
+        if all(action in may for action in verbs if action is not Action.INCIDENTS_ACKNOWLEDGE):
+            found.more.append(Button(label=f"{close}…", url=self.url("close", incident.id), is_danger=True))
+        found.missing = may.missing(verbs)
+        return found
+
+    @staticmethod
+    def close_label(incident: Incident) -> str:
+        """Return the words for closing: with the number, while there is one."""
+        count = incident.unresolved_count
+        if not count:
+            return "Close"
+        return f"Close without repairing {thousands(count)} {'job' if count == 1 else 'jobs'}"
+
+    def timeline(self, incident: Incident) -> list[Moment]:
+        """Return what people and the system did to it, newest first."""
+        events = AuditEvent.objects.filter(
+            target_type="incident", target_id=str(incident.id), verdict=Verdict.ALLOWED
+        ).order_by("-at", "-id")[:TIMELINE_ROWS]
+        return [
+            Moment(
+                at=event.at,
+                who=event.operator_name,
+                what=AUDIT_WORDS.get(event.action, event.action),
+                detail=event.reason,
+            )
+            for event in events
+        ]
+
+    def endings(self, incident: Incident) -> list[EpisodeEnd]:
+        """Return how it was closed before, newest first."""
+        return list(EpisodeEnd.objects.filter(incident=incident).order_by("-episode")[:20])
+
+    def latest_change(self, incident: Incident) -> Moment | None:
+        """Return the newest thing that was done to it."""
+        event = (
+            AuditEvent.objects.filter(target_type="incident", target_id=str(incident.id), verdict=Verdict.ALLOWED)
+            .order_by("-at", "-id")
+            .first()
+        )
+        if event is None:
+            return None
+        return Moment(at=event.at, who=event.operator_name, what=AUDIT_WORDS.get(event.action, event.action))
+
+    def changed_words(self, incident: Incident) -> str:
+        """Return who changed it since the page was opened, and how it stands now."""
+        change = self.latest_change(incident)
+        who = f"{change.who} {change.what} {ago(change.at)}. " if change is not None else ""
+        holder = f" by {incident.acknowledged_by_name}" if incident.state == IncidentState.ACKNOWLEDGED else ""
+        return f"{who}It is now: {state_words(incident)}{holder}. Nothing of yours was done; look again, then decide."
+
+    # -- take ----------------------------------------------------------------------------------------------------------
+
+    def take_view(self, request: HttpRequest, object_id: UUID) -> HttpResponse:
+        """Make the asking operator the holder: at once if nobody has it, else after a look at who does."""
+        incident = self.visible(request, object_id)
+        by = operator_of(request)
+        page = self.url("page", object_id)
+        if request.method == "POST":
+            take_over = request.POST.get("take_over") == "yes"
+            try:
+                key = posted_key(request)
+                done = with_version(
+                    request.POST,
+                    object_id,
+                    lambda version: acknowledge_incident(
+                        incident_id=object_id, by=by, key=key, version=version, take_over=take_over
+                    ),
+                )
+            except OpsError as refusal:
+                return self.refuse(request, refusal, incident_id=object_id)
+            if done.holder == by.name:
+                messages.success(request, f"You have {incident_name(incident)}{again(done.idempotent_replay)}")
+            else:
+                messages.warning(request, f"{done.holder} has it already. Nothing was changed.")
+            return HttpResponseRedirect(page)
+        require(by, Action.INCIDENTS_ACKNOWLEDGE, incident.resource, IncidentNotFound())
+        if incident.state != IncidentState.ACKNOWLEDGED or incident.acknowledged_by == by.ref:
+            return HttpResponseRedirect(page)
+        since = ago(incident.acknowledged_at)
+        return self.confirm(
+            request,
+            Confirmation(
+                title=f"Take {incident_name(incident)} over from {incident.acknowledged_by_name}?",
+                submit="Take it over",
+                cancel_url=page,
+                hidden={**seen(incident), "take_over": "yes"},
+                sections=[
+                    Section(
+                        heading=f"{incident.acknowledged_by_name} has had it for {since.removesuffix(' ago')}",
+                        tone="warn",
+                        text="They are not told by this page; talk to them first.",
+                    )
+                ],
+            ),
+        )
+
+    # -- close ---------------------------------------------------------------------------------------------------------
+
+    def close_view(self, request: HttpRequest, object_id: UUID) -> HttpResponse:
+        """Close an incident whose jobs are not repaired: with its number, a code and a summary."""
+        incident = self.visible(request, object_id)
+        by = operator_of(request)
+        require(by, Action.INCIDENTS_RESOLVE, incident.resource, IncidentNotFound())
+        if incident.unresolved_count:
+            require(by, Action.INCIDENTS_CLOSE_UNREPAIRED, incident.resource, IncidentNotFound())
+        if request.method != "POST":
+            if incident.is_resolved:
+                messages.info(request, "It is closed already.")
+                return HttpResponseRedirect(self.url("page", object_id))
+            return self.confirm(request, self.closing(incident, CloseForm()))
+        form = CloseForm(request.POST)
+        if not form.is_valid():
+            return self.confirm(request, self.closing(incident, form, request.POST), status=400)
+        try:
+            key = posted_key(request)
+            unrepaired = posted_number(request.POST.get("unrepaired"))
+            done = with_version(
+                request.POST,
+                object_id,
+                lambda version: resolve_incident(
+                    incident_id=object_id, by=by, key=key, version=version, unrepaired=unrepaired, **form.cleaned_data
+                ),
+            )
+        except OpsError as refusal:
+            return self.refuse(request, refusal, incident_id=object_id)
+        messages.success(request, f"{incident_name(incident)} is closed{again(done.idempotent_replay)}")
+        return HttpResponseRedirect(self.url("page", object_id))
+
+    def closing(self, incident: Incident, form: CloseForm, posted: Any = None) -> Confirmation:
+        """Return the confirmation of closing; a form that was filled in wrongly keeps its key and what was seen."""
+        count = incident.unresolved_count
+        label = self.close_label(incident)
+        days = int(getattr(settings, "OPSCONSOLE_KEEP_MESSAGES_DAYS", 30))
+        until = timezone.now() + timedelta(days=days)
+        section = Section(
+            heading=f"{thousands(count)} {'job is' if count == 1 else 'jobs are'} not repaired"
+            if count
+            else "Close it",
+            tone="bad",
+            text=(
+                "Their work is not done, and nobody will be reminded. Each can still be retried from its own page "
+                f"until {until:%d %B}, when the stored messages are deleted. A new failure opens the incident again."
+                if count
+                else "No job of it waits for a decision. A new failure opens the incident again."
+            ),
+        )
+        hidden = {**seen(incident), "unrepaired": str(count)}
+        if posted is not None:
+            hidden = {name: str(posted.get(name, "")) for name in hidden}
+        return Confirmation(
+            title=f"{label} of {incident_name(incident)}?" if count else f"Close {incident_name(incident)}?",
+            submit=f"Close, leave {thousands(count)} {'job' if count == 1 else 'jobs'} undone" if count else "Close it",
+            cancel_url=self.url("page", incident.id),
+            sections=[section],
+            form=form,
+            hidden=hidden,
+            is_danger=True,
+            key=str(posted.get("idempotency_key", "")) if posted is not None else "",
+        )
+
+    # -- refusals ------------------------------------------------------------------------------------------------------
+
+    def refuse(self, request: HttpRequest, refusal: OpsError, *, incident_id: UUID) -> HttpResponse:
+        """Answer a refused change: by the site for what is not theirs, else with the reason and the new state."""
+        if refusal.status in (401, 403, 404):
+            raise refusal
+        incident = Incident.objects.get(id=incident_id)
+        changed = self.changed_words(incident) if refusal.status in (409, 412) else ""
+        return self.confirm(
+            request,
+            Confirmation(
+                title=f"{incident_name(incident)} was not changed",
+                submit="",
+                cancel_url=self.url("page", incident_id),
+            ),
+            refusal=refusal,
+            changed=changed,
+        )
+
+
+def seen(incident: Incident) -> dict[str, str]:
+    """Return what a form carries of the incident as it was looked at."""
+    return {"version": str(incident.version), "standing": standing_of(incident)}
+
+
+def again(is_replay: bool) -> str:
+    """Return the end of a sentence about a change: that a repeated request has repeated nothing."""
+    return ": that was done before, and nothing was repeated." if is_replay else "."
+
+
+def with_version(posted: Mapping[str, Any], incident_id: UUID, change: Callable[[int], T]) -> T:
+    """Make a change against the version that was looked at; raises ``IncidentChanged``.
+
+    Every further failure raises the version too. Where only counts moved, the decision still stands, so the newest
+    version is sent in its place: in a storm of failures nobody could take an incident otherwise.
+    """
+    for attempt in range(TRIES):
+        try:
+            return change(_version_seen(posted, incident_id))
+        except IncidentChanged:
+            if attempt == TRIES - 1 or not _still_stands(posted, incident_id):
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def _version_seen(posted: Mapping[str, Any], incident_id: UUID) -> int:
+    version = posted_number(posted.get("version"))
+    incident = Incident.objects.filter(id=incident_id).first()
+    if version is not None and incident is not None and posted.get("standing") == standing_of(incident):
+        return int(incident.version)
+    return -1 if version is None else version
+
+
+def _still_stands(posted: Mapping[str, Any], incident_id: UUID) -> bool:
+    incident = Incident.objects.filter(id=incident_id).first()
+    return incident is not None and posted.get("standing") == standing_of(incident)
+
+
+def posted_number(text: Any) -> int | None:
+    """Return a posted count, or None for what is none."""
+    return int(text) if isinstance(text, str) and re.fullmatch(r"[0-9]{1,18}", text) else None

@@ -1,0 +1,187 @@
+"""The console's own admin site: its pages, their policy, and who is let in.
+
+It shares no template, no registration and no permission with a host project's admin, which stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from django.conf import settings
+from django.contrib.admin import AdminSite
+from django.core.exceptions import PermissionDenied, SuspiciousOperation
+from django.db import transaction
+from django.http import Http404, HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, URLResolver, include, path, re_path
+from django.utils.cache import add_never_cache_headers
+from django.views.decorators.csrf import csrf_protect
+
+from deadletters.admin import ADMINS as DEAD_LETTER_ADMINS
+from grants.admin import ADMINS as GRANT_ADMINS
+from grants.pages import OperatorAdmin
+from opsconsole.console.machinery import machinery
+from opsconsole.core.errors import OpsError
+from repairs.admin import ADMINS as REPAIR_ADMINS
+
+View = Callable[..., HttpResponseBase]
+
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' data:",
+        "font-src 'self'",
+        "connect-src 'self'",
+        "form-action 'self'",
+        "base-uri 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+"""Error texts and payloads come from outside: whatever slips through as markup must still run and load nothing."""
+
+
+class ConsoleSite(AdminSite):
+    """The operations console."""
+
+    site_title = "opsconsole"
+    site_header = "opsconsole"
+    site_url = None
+    enable_nav_sidebar = True
+    index_template = "ops/index.html"
+    login_template = "ops/login.html"
+    logout_template = "ops/logged_out.html"
+    password_change_template = "ops/password_change.html"  # noqa: S105
+    password_change_done_template = "ops/password_change_done.html"  # noqa: S105
+
+    def __init__(self, name: str = "opsconsole") -> None:
+        super().__init__(name)
+        self.disable_action("delete_selected")
+
+    # -- views ---------------------------------------------------------------------------------------------------------
+
+    def view(self, view: View, *, is_public: bool = False) -> View:
+        """Wrap a view of ours: sign-in first, refusals as pages, the policy on every answer.
+
+        Marked as non-atomic: services open durable transactions, which a project's ``ATOMIC_REQUESTS`` would forbid.
+        """
+        guarded = csrf_protect(view) if is_public else self.admin_view(view)
+
+        @wraps(view)
+        def inner(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+            request.current_app = self.name
+            try:
+                response: HttpResponseBase = guarded(request, *args, **kwargs)
+            except Http404:
+                response = self.show_not_found(request)
+            except OpsError as refusal:
+                response = self.show_refusal(request, refusal)
+            except PermissionDenied:
+                response = self.show_message(request, 403, "Not allowed", "You may not do this.")
+            except SuspiciousOperation:
+                response = self.show_message(
+                    request, 400, "No such list", "The address names something that this page does not offer."
+                )
+            return protect(response)
+
+        wrapped: Any = transaction.non_atomic_requests(inner)
+        wrapped.login_required = False  # sign-in is asked here, with this site's own login page
+        return wrapped  # type: ignore[no-any-return]
+
+    def show_not_found(self, request: HttpRequest) -> HttpResponse:
+        """Answer alike for what is not there and for what may not be seen: nothing in it depends on the address."""
+        context = {**self.each_context(request), "title": "Not found, or not yours"}
+        return TemplateResponse(request, "ops/not_found.html", context, status=404)
+
+    def show_refusal(self, request: HttpRequest, refusal: OpsError) -> HttpResponse:
+        """Answer a refusal that no page of its own has answered."""
+        if refusal.status == 404:
+            return self.show_not_found(request)
+        context = {**self.each_context(request), "title": "Not allowed", "refusal": refusal}
+        action, resource = getattr(refusal, "action", None), getattr(refusal, "resource", None)
+        context |= {"needed": action, "tenant": getattr(resource, "tenant", "")}
+        return TemplateResponse(request, "ops/refused.html", context, status=refusal.status)
+
+    def show_message(self, request: HttpRequest, status: int, title: str, text: str) -> HttpResponse:
+        """Answer with one sentence."""
+        context = {**self.each_context(request), "title": title, "text": text}
+        return TemplateResponse(request, "ops/refused.html", context, status=status)
+
+    def each_context(self, request: HttpRequest) -> dict[str, Any]:
+        """Return what every page shows: where one is, what one may open, and whether the machinery runs."""
+        is_in = self.has_permission(request)
+        return {
+            "site_title": self.site_title,
+            "site_header": self.site_header,
+            "has_permission": is_in,
+            "environment": str(getattr(settings, "OPSCONSOLE_ENVIRONMENT", "")),
+            "menu": self.menu(request) if is_in else [],
+            "machinery": machinery() if is_in else None,
+            "is_popup": False,
+        }
+
+    def menu(self, request: HttpRequest) -> list[dict[str, Any]]:
+        """Return the entries that this operator may open."""
+        admins = sorted(self.operator_admins(), key=lambda one: (one.menu_order, one.menu_label))
+        entries = []
+        for one in admins:
+            if one.has_module_permission(request):
+                url = one.url("changelist")
+                entries.append({"label": one.menu_label, "url": url, "is_current": request.path.startswith(url)})
+        return entries
+
+    def operator_admins(self) -> list[OperatorAdmin]:
+        """Return the admins of our own models."""
+        return [one for one in self._registry.values() if isinstance(one, OperatorAdmin)]
+
+    def index(self, request: HttpRequest, extra_context: Any = None) -> TemplateResponse:
+        """Answer with the front page."""
+        context = {**self.each_context(request), "title": "Operations", **(extra_context or {})}
+        return TemplateResponse(request, "ops/index.html", context)
+
+    def logout(self, request: HttpRequest, extra_context: Any = None) -> Any:
+        """Log out by POST; a GET shows the button, for pages that can't hold a form."""
+        if request.method != "POST":
+            return TemplateResponse(request, "ops/log_out.html", {**self.each_context(request), "title": "Log out"})
+        return super().logout(request, extra_context)
+
+    def get_app_list(self, request: HttpRequest, app_label: str | None = None) -> list[Any]:  # noqa: ARG002
+        """Return nothing: the menu takes its place, and knows no models."""
+        return []
+
+    def get_urls(self) -> list[URLPattern | URLResolver]:
+        """Return the console's addresses; Django's popups, look-ups and histories are not among them."""
+        urls: list[URLPattern | URLResolver] = [
+            path("", self.view(self.index), name="index"),
+            path("login/", self.view(self.login, is_public=True), name="login"),
+            path("logout/", self.view(self.logout), name="logout"),
+            path("password_change/", self.view(self.password_change), name="password_change"),
+            path("password_change/done/", self.view(self.password_change_done), name="password_change_done"),
+        ]
+        urls += [path(f"{one.slug}/", include(one.get_urls())) for one in self.operator_admins()]
+        return [*urls, re_path(r"(?P<url>.*)$", self.view(self.catch_all_view))]
+
+
+def protect(response: HttpResponseBase) -> HttpResponseBase:
+    """Put the policy on an answer, and keep it out of every cache."""
+    response.headers["Content-Security-Policy"] = POLICY
+    response.headers["Referrer-Policy"] = "same-origin"
+    response.headers["X-Content-Type-Options"] = "nosniff"
+    add_never_cache_headers(response)
+    return response
+
+
+def make_site(name: str = "opsconsole") -> ConsoleSite:
+    """Return a console with every list of ours; the most derived admin of a model is the one that is registered."""
+    made = ConsoleSite(name)
+    for model, admin_class in {**GRANT_ADMINS, **DEAD_LETTER_ADMINS, **REPAIR_ADMINS}.items():
+        made.register(model, admin_class)
+    return made
+
+
+site = make_site()
+"""The console: ``path("ops/", site.urls)``."""

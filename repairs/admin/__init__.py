@@ -1,0 +1,19 @@
+"""Repairs in the console, and the half of an incident's and a job's page that is about repairing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deadletters.models import DeadLetter
+from incidents.models import Incident
+from repairs.admin.incidents import RepairableIncidentAdmin
+from repairs.admin.letters import RepairableLetterAdmin
+from repairs.admin.repairs import RepairActionAdmin
+from repairs.models import RepairAction
+
+ADMINS: dict[Any, Any] = {
+    Incident: RepairableIncidentAdmin,
+    DeadLetter: RepairableLetterAdmin,
+    RepairAction: RepairActionAdmin,
+}
+"""What the console registers; nothing is registered on Django's default site."""

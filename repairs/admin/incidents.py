@@ -1,0 +1,408 @@
+"""The half of an incident's page that is about its jobs: what a retry would mean, one first, then all of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+
+from deadletters.admin import HEAVY, OUTCOME_TONES, OUTCOME_WORDS, letter_name, letter_words
+from deadletters.models import DeadLetter, LetterState
+from grants.actions import Action
+from grants.operators import Operator
+from grants.pages import Allowed, Confirmation, Section, operator_of, posted_ids, posted_key, require
+from incidents.admin import Button, Buttons, IncidentAdmin, Moment, again, incident_name, seen, with_version
+from incidents.errors import IncidentNotFound
+from incidents.models import Incident
+from opsconsole.core.admin import CURSOR, NotAListParameter, keyset_page, thousands
+from opsconsole.core.database import database_now
+from opsconsole.core.errors import OpsError
+from repairs.admin.words import (
+    ACTION_WORDS,
+    LEAVE,
+    RetryForm,
+    letter_url,
+    repair_rows,
+    sections_for,
+)
+from repairs.errors import MessageExpired
+from repairs.models import ActionState, ActionType, ProviderAnswer, RepairAction
+from repairs.prospects import (
+    Checked,
+    Prospect,
+    Selection,
+    Tiles,
+    blocked_rows,
+    check_letters,
+    count_tiles,
+    first_to_retry,
+    latest_retry,
+    select_open,
+)
+from repairs.refusals import Served
+from repairs.services import BatchMutation, close_letter_as_done, retry_incident, retry_letter
+
+LETTERS_SHOWN = 25
+REPAIRS_SHOWN = 20
+SHOWN = {
+    "decision": "Failed jobs needing a decision",
+    "safe": "Failed jobs that are safe to run again",
+    "ambiguous": "Failed jobs that may already have happened",
+    "not_declared": "Failed jobs not declared",
+    "blocked": "Failed jobs that can't be retried",
+    "awaiting": "Sent, awaiting result",
+    "all": "All failed jobs of this incident",
+}
+
+
+class RepairableIncidentAdmin(IncidentAdmin):
+    """The incident as the console registers it."""
+
+    pages = (
+        *IncidentAdmin.pages,
+        ("retry_one", "<uuid:object_id>/retry-one/", "retry_one_view"),
+        ("retry_all", "<uuid:object_id>/retry/", "retry_all_view"),
+    )
+
+    # -- page ----------------------------------------------------------------------------------------------------------
+
+    def button_actions(self) -> tuple[Action, ...]:
+        """Ask about retrying as well."""
+        return (*super().button_actions(), Action.DEAD_LETTERS_RETRY)
+
+    def incident_context(self, request: HttpRequest, incident: Incident) -> dict[str, Any]:
+        """Add what is known of the incident's jobs and their repairs."""
+        by = operator_of(request)
+        context = super().incident_context(request, incident)
+        served = Served.by(incident.source, database_now())
+        counted = count_tiles(incident, served)
+        latest = None if incident.is_resolved else latest_retry(incident)
+        self.add_repair_buttons(context["buttons"], incident, context["may"], counted, latest)
+        shown = request.GET.get("show", "all" if incident.is_resolved else "decision")
+        if shown not in SHOWN:
+            raise NotAListParameter("no such set of jobs")
+        letters = DeadLetter.objects.filter(incident=incident).visible_to(by, Action.INSPECT)
+        page = keyset_page(
+            _shown(letters, incident, shown).defer(*HEAVY), ("-last_seen_at", "-id"), request.GET.get(CURSOR, ""),
+            LETTERS_SHOWN,
+        )  # fmt: skip
+        repairs = (
+            RepairAction.objects.filter(incident=incident)
+            .visible_to(by, Action.INSPECT)
+            .select_related("letter")
+            .defer("letter__payload_preview", "letter__error_text")
+            .newest_first()[:REPAIRS_SHOWN]
+        )
+        site = self.admin_site.name
+        return {
+            **context,
+            "newest": letters.newest_first().first(),
+            "tiles": counted,
+            "shown": shown,
+            "shown_words": SHOWN[shown],
+            "letters": [
+                {
+                    "letter": one,
+                    "name": letter_name(one),
+                    "url": letter_url(one.id, site=site),
+                    "state": letter_words(one, incident),
+                    "outcome": OUTCOME_WORDS[one.outcome_class],
+                    "tone": OUTCOME_TONES[one.outcome_class],
+                }
+                for one in page.rows
+            ],
+            "letters_next": f"?show={shown}&{CURSOR}={page.next}" if page.next else "",
+            "letters_previous": f"?show={shown}&{CURSOR}={page.previous}" if page.previous else "",
+            "letters_first": f"?show={shown}" if request.GET.get(CURSOR) else "",
+            "repairs": repair_rows(repairs, site=site),
+            "repairs_shown": REPAIRS_SHOWN,
+            "no_worker_seen": not served.has_nodes,
+            "latest": latest,
+        }
+
+    def add_repair_buttons(
+        self, buttons: Buttons, incident: Incident, may: Allowed, counted: Tiles, latest: RepairAction | None
+    ) -> None:
+        """Add the retries; what is primary is the next step: take it, one first, and all once that one succeeded."""
+        if incident.is_resolved or not counted.retriable:
+            return
+        count = f"{thousands(counted.retriable)}{'+' if counted.is_capped else ''}"
+        if Action.DEAD_LETTERS_RETRY not in may:
+            buttons.missing.extend(may.missing({Action.DEAD_LETTERS_RETRY: "Retry 1 first and Retry all"}))
+            return
+        is_taken = not any(button.is_primary for button in buttons.bar)
+        is_alone = counted.retriable == 1
+        has_succeeded = latest is not None and latest.state == ActionState.SUCCEEDED
+        is_awaited = counted.awaiting > 0
+        buttons.bar.append(
+            Button(
+                label="Retry it…" if is_alone else "Retry 1 first…",
+                url=self.url("retry_one", incident.id),
+                is_primary=is_taken and not is_awaited and (is_alone or not has_succeeded),
+            )
+        )
+        if not is_alone:
+            buttons.bar.append(
+                Button(
+                    label=f"Retry all {count}…",
+                    url=self.url("retry_all", incident.id),
+                    is_primary=is_taken and not is_awaited and has_succeeded,
+                )
+            )
+
+    def latest_change(self, incident: Incident) -> Moment | None:
+        """Look at repairs as well."""
+        found = super().latest_change(incident)
+        action = RepairAction.objects.filter(incident=incident).newest_first().first()
+        if action is None or (found is not None and found.at >= action.planned_at):
+            return found
+        what = f"chose “{ACTION_WORDS[ActionType(action.action_type)]}” for a job of it"
+        return Moment(at=action.planned_at, who=action.planned_by_name or action.planned_by, what=what)
+
+    # -- retry one -----------------------------------------------------------------------------------------------------
+
+    def retry_one_view(self, request: HttpRequest, object_id: UUID) -> HttpResponse:
+        """Try one job before the others."""
+        incident = self.visible(request, object_id)
+        by = operator_of(request)
+        require(by, Action.DEAD_LETTERS_RETRY, incident.resource, IncidentNotFound())
+        served = Served.by(incident.source, database_now())
+        if request.method != "POST":
+            return self.confirm(request, self.asking_one(incident, first_to_retry(incident, served)))
+        ids, _bad = posted_ids([request.POST.get("letter", "")])
+        chosen = next(
+            iter(check_letters(DeadLetter.objects.filter(id__in=ids, incident=incident).only("id"), incident, served)),
+            None,
+        )
+        if chosen is None:
+            return self.confirm(request, self.asking_one(incident, first_to_retry(incident, served)), status=400)
+        form = retry_form(chosen, request.POST)
+        if not form.is_valid():
+            asked = self.asking_one(incident, chosen, form=form, key=request.POST.get("idempotency_key", ""))
+            return self.confirm(request, asked, status=400)
+        try:
+            text = carry_out(request, chosen.letter, form.cleaned_data, by=by)
+        except OpsError as refusal:
+            return self.refuse(request, refusal, incident_id=object_id)
+        messages.success(request, text)
+        return HttpResponseRedirect(self.url("page", object_id))
+
+    def asking_one(
+        self, incident: Incident, chosen: Checked | None, *, form: RetryForm | None = None, key: str = ""
+    ) -> Confirmation:
+        """Return the confirmation of trying one job."""
+        back = self.url("page", incident.id)
+        if chosen is None:
+            return Confirmation(
+                title=f"No job of {incident_name(incident)} can be retried now",
+                submit="",
+                cancel_url=back,
+                sections=[
+                    Section(
+                        heading="None of its oldest jobs can be sent",
+                        tone="grey",
+                        text="The page of the incident says why for each of them.",
+                    )
+                ],
+            )
+        sections = sections_for([chosen], queue=chosen.letter.queue, site=self.admin_site.name)
+        return Confirmation(
+            title=f"Retry 1 job of {incident_name(incident)} first?",
+            submit="Do as answered" if chosen.prospect is Prospect.AMBIGUOUS else "Retry this 1",
+            cancel_url=back,
+            sections=sections,
+            form=form if form is not None else retry_form(chosen),
+            hidden={**seen(incident), "letter": str(chosen.letter.id)},
+            note=_takes(incident),
+            key=key,
+        )
+
+    # -- retry all -----------------------------------------------------------------------------------------------------
+
+    def retry_all_view(self, request: HttpRequest, object_id: UUID) -> HttpResponse:
+        """Retry every job that waits: those that may already have happened only as somebody says."""
+        incident = self.visible(request, object_id)
+        by = operator_of(request)
+        require(by, Action.DEAD_LETTERS_RETRY, incident.resource, IncidentNotFound())
+        if request.method != "POST":
+            return self.confirm(request, self.asking_all(incident))
+        run, _ = posted_ids(request.POST.get("run", "").split())
+        asked_about, _ = posted_ids(request.POST.get("asked", "").split())
+        form = RetryForm(request.POST, asks=len(asked_about))
+        if not form.is_valid():
+            asked = self.asking_all(incident, form=form, key=request.POST.get("idempotency_key", ""))
+            return self.confirm(request, asked, status=400)
+        try:
+            text = self.retry_as_answered(request, object_id, run, asked_about, form.cleaned_data, by=by)
+        except OpsError as refusal:
+            return self.refuse(request, refusal, incident_id=object_id)
+        messages.success(request, text)
+        return HttpResponseRedirect(self.url("page", object_id))
+
+    def retry_as_answered(
+        self,
+        request: HttpRequest,
+        incident_id: UUID,
+        run: list[UUID],
+        asked_about: list[UUID],
+        answers: Mapping[str, Any],
+        *,
+        by: Operator,
+    ) -> str:
+        """Retry and close what the form says, each through its service; returns what to tell the operator."""
+        answer, reference = answers.get("answer", LEAVE), str(answers.get("reference", ""))
+        key = posted_key(request)
+        again_too = answer == ProviderAnswer.DID_NOT_HAPPEN
+        chosen = [*run, *asked_about] if again_too else run
+        parts = []
+        if chosen:
+            done = with_version(
+                request.POST,
+                incident_id,
+                lambda version: retry_incident(
+                    incident_id=incident_id, by=by, key=key, letter_ids=chosen, provider_checked=again_too,
+                    reference=reference if again_too else "", version=version,
+                ),
+            )  # fmt: skip
+            parts.append(batch_words(done))
+        if asked_about and answer == ProviderAnswer.ALREADY_HAPPENED:
+            parts.append(close_as_done(asked_about, reference, by=by, key=key))
+        elif asked_about and not again_too:
+            parts.append(f"{thousands(len(asked_about))} left as they are.")
+        return " ".join(parts) or "Nothing was chosen, and nothing was changed."
+
+    def asking_all(self, incident: Incident, *, form: RetryForm | None = None, key: str = "") -> Confirmation:
+        """Return the confirmation of retrying all, at most the 1,000 oldest."""
+        selection = select_open(incident, Served.by(incident.source, database_now()))
+        run = selection.of(Prospect.SAFE, Prospect.NOT_DECLARED)
+        asked_about = selection.of(Prospect.AMBIGUOUS)
+        queues = sorted({one.letter.queue for one in selection.checked})
+        sections = sections_for(
+            list(selection.checked), queue=queues[0] if len(queues) == 1 else "it came from", site=self.admin_site.name
+        )
+        if selection.left_out:
+            sections.insert(0, _thousand(selection))
+        if not run and not asked_about:
+            sections.append(Section(heading="There is nothing to retry", tone="grey"))
+        return Confirmation(
+            title=f"Retry all {thousands(len(run) + len(asked_about))} jobs of {incident_name(incident)}?",
+            submit=_all_label(len(run), len(asked_about)),
+            cancel_url=self.url("page", incident.id),
+            sections=sections,
+            form=form if form is not None else (RetryForm(asks=len(asked_about)) if asked_about else None),
+            hidden={
+                **seen(incident),
+                "run": " ".join(str(one.letter.id) for one in run),
+                "asked": " ".join(str(one.letter.id) for one in asked_about),
+            },
+            note=_takes(incident),
+            key=key,
+        )
+
+
+def retry_form(chosen: Checked, data: Any = None) -> RetryForm:
+    """Return the questions that one job raises; none at all for most."""
+    return RetryForm(
+        data,
+        asks=int(chosen.letter.outcome_class == Prospect.AMBIGUOUS.value and chosen.letter.state == LetterState.OPEN),
+        expired=isinstance(chosen.refusal, MessageExpired),
+    )
+
+
+def carry_out(request: HttpRequest, letter: DeadLetter, answers: Mapping[str, Any], *, by: Operator) -> str:
+    """Do to one job what was answered, through its service; returns what to tell the operator."""
+    answer, reference = answers.get("answer"), str(answers.get("reference", ""))
+    key = posted_key(request)
+    if answer == LEAVE:
+        return f"{letter_name(letter)} was left as it is. Nothing was changed."
+    if answer == ProviderAnswer.ALREADY_HAPPENED:
+        closed = with_version(
+            request.POST,
+            letter.incident_id,
+            lambda version: close_letter_as_done(
+                letter_id=letter.id, by=by, key=key, reason=f"It had already happened: {reference}"[:500],
+                reference=reference, version=version,
+            ),
+        )  # fmt: skip
+        return f"{letter_name(letter)} is closed as already happened{again(closed.idempotent_replay)}"
+    sent = with_version(
+        request.POST,
+        letter.incident_id,
+        lambda version: retry_letter(
+            letter_id=letter.id, by=by, key=key, provider_checked=answer == ProviderAnswer.DID_NOT_HAPPEN,
+            run_expired=bool(answers.get("run_expired")), reference=reference, version=version,
+        ),
+    )  # fmt: skip
+    return f"1 job is on its way ({letter_name(letter)}): Sent, awaiting result{again(sent.idempotent_replay)}"
+
+
+def close_as_done(letter_ids: list[UUID], reference: str, *, by: Operator, key: str) -> str:
+    """Close several jobs as already happened, one service call each; returns how it went."""
+    refusals: Counter[str] = Counter()
+    for letter_id in letter_ids:
+        try:
+            close_letter_as_done(
+                letter_id=letter_id,
+                by=by,
+                key=f"{key}:{letter_id}",
+                reason=f"It had already happened: {reference}"[:500],
+                reference=reference,
+            )
+        except OpsError as refusal:
+            refusals[refusal.detail] += 1
+    done = len(letter_ids) - refusals.total()
+    return f"{thousands(done)} closed as already happened.{refused_words(refusals)}"
+
+
+def batch_words(done: BatchMutation) -> str:
+    """Return what became of a batch, in a sentence or two."""
+    refusals = Counter(result.detail for result in done.results if result.status == "refused")
+    one = done.planned == 1
+    start = f"{thousands(done.planned)} {'job is' if one else 'jobs are'} on {'its' if one else 'their'} way"
+    return f"{start}: Sent, awaiting result{again(done.idempotent_replay)}{refused_words(refusals)}"
+
+
+def refused_words(refusals: Counter[str]) -> str:
+    """Return how many were refused and why, " " first; "" if none was."""
+    if not refusals:
+        return ""
+    listed = " ".join(f"{thousands(count)}: {detail}" for detail, count in refusals.most_common(5))
+    return f" {thousands(refusals.total())} refused. {listed}"
+
+
+def _shown(letters: Any, incident: Incident, shown: str) -> Any:
+    if shown == "all":
+        return letters
+    running = letters.filter(episode=incident.episode)
+    if shown == "awaiting":
+        return running.filter(state=LetterState.RETRYING)
+    waiting = running.filter(state=LetterState.OPEN) if not incident.is_resolved else letters.none()
+    if shown == "blocked":
+        return waiting.filter(blocked_rows())
+    if shown in OUTCOME_WORDS:
+        return waiting.exclude(blocked_rows()).filter(outcome_class=shown)
+    return waiting
+
+
+def _takes(incident: Incident) -> str:
+    return "" if incident.acknowledged_by else "Nobody has this incident; retrying makes it yours."
+
+
+def _thousand(selection: Selection) -> Section:
+    return Section(
+        heading=f"The oldest {thousands(len(selection.checked))} now",
+        tone="plain",
+        text="One request may repair that many; come back here for the rest when these have their answer.",
+    )
+
+
+def _all_label(run: int, asked_about: int) -> str:
+    if run and asked_about:
+        return f"Retry {thousands(run)}, and do as answered for {thousands(asked_about)}"
+    if asked_about:
+        return f"Do as answered for {thousands(asked_about)}"
+    return f"Retry {thousands(run)}" if run else ""

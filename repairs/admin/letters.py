@@ -1,0 +1,352 @@
+"""The half of a failed job's page that is about repairing it, and retrying several at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+from uuid import UUID
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+
+from deadletters.admin import DeadLetterAdmin, letter_name
+from deadletters.models import DeadLetter, LetterState
+from grants.actions import Action
+from grants.operators import Operator
+from grants.pages import (
+    MOST_SELECTED,
+    Confirmation,
+    Section,
+    allowed,
+    held_by,
+    operator_of,
+    posted_ids,
+    posted_key,
+    require,
+)
+from incidents.admin import Button, Buttons, again, incident_name, seen, with_version
+from incidents.models import Incident
+from opsconsole.core.admin import thousands
+from opsconsole.core.database import database_now
+from opsconsole.core.errors import OpsError
+from opsconsole.core.ids import new_id
+from repairs.admin.incidents import carry_out, refused_words, retry_form
+from repairs.admin.words import DoneForm, ReasonForm, repair_rows, sections_for
+from repairs.errors import LetterNotFound
+from repairs.models import RepairAction
+from repairs.prospects import FULLY_CHECKED, Checked, Prospect, check_letter, check_letters, prospect_of
+from repairs.refusals import Served
+from repairs.services import close_letter_as_done, discard_letter, retry_letter
+
+RETRY_SELECTED = "retry_selected"
+REPAIRS_SHOWN = 50
+
+
+class RepairableLetterAdmin(DeadLetterAdmin):
+    """The failed job as the console registers it."""
+
+    bulk_actions = ((RETRY_SELECTED, "Retry selected…"),)
+    pages = (
+        *DeadLetterAdmin.pages,
+        ("retry", "<uuid:object_id>/retry/", "retry_view"),
+        ("done", "<uuid:object_id>/done/", "done_view"),
+        ("discard", "<uuid:object_id>/discard/", "discard_view"),
+    )
+
+    # -- page ----------------------------------------------------------------------------------------------------------
+
+    def letter_context(self, request: HttpRequest, letter: DeadLetter) -> dict[str, Any]:
+        """Add its repairs, oldest first: what was sent instead of what."""
+        context = super().letter_context(request, letter)
+        actions = (
+            RepairAction.objects.filter(letter=letter)
+            .visible_to(operator_of(request), Action.INSPECT)
+            .select_related("letter")
+            .newest_first()[:REPAIRS_SHOWN]
+        )
+        rows = repair_rows(actions, site=self.admin_site.name)[::-1]
+        checked = None
+        if letter.state == LetterState.OPEN:
+            now = database_now()
+            checked = check_letter(letter, letter.incident, served=Served.by(letter.source, now), now=now)
+        return {**context, "repairs": rows, "checked": checked}
+
+    def letter_buttons(self, letter: DeadLetter, by: Operator) -> Buttons:
+        """Return what this operator may do about it, and one line for each thing they may not."""
+        found = Buttons()
+        if letter.state != LetterState.OPEN:
+            return found
+        verbs = {Action.DEAD_LETTERS_RETRY: "Retry", Action.DEAD_LETTERS_DISCARD: "Discard"}
+        may = allowed(by, letter.resource, verbs)
+        if Action.DEAD_LETTERS_RETRY in may:
+            found.bar.append(Button(label="Retry…", url=self.url("retry", letter.id), is_primary=True))
+            found.bar.append(Button(label="It already happened…", url=self.url("done", letter.id)))
+        if Action.DEAD_LETTERS_DISCARD in may:
+            found.more.append(Button(label="Discard…", url=self.url("discard", letter.id), is_danger=True))
+        found.missing = may.missing(verbs)
+        return found
+
+    def task_ids(self, letter: DeadLetter) -> set[str]:
+        """Add the ids that its repairs were sent under: each has attempts of its own."""
+        sent = RepairAction.objects.filter(letter=letter).newest_first().values_list("new_task_id", flat=True)
+        return super().task_ids(letter) | set(sent[:REPAIRS_SHOWN])
+
+    # -- one -----------------------------------------------------------------------------------------------------------
+
+    def retry_view(self, request: HttpRequest, object_id: UUID) -> HttpResponse:
+        """Run one job again."""
+        letter = self.visible(request, object_id)
+        by = operator_of(request)
+        require(by, Action.DEAD_LETTERS_RETRY, letter.resource, LetterNotFound())
+        now = database_now()
+        checked = check_letter(letter, letter.incident, served=Served.by(letter.source, now), now=now)
+        if request.method != "POST":
+            return self.confirm(request, self.asking(letter, checked))
+        form = retry_form(checked, request.POST)
+        if not form.is_valid():
+            asked = self.asking(letter, checked, form=form, key=request.POST.get("idempotency_key", ""))
+            return self.confirm(request, asked, status=400)
+        try:
+            messages.success(request, carry_out(request, letter, form.cleaned_data, by=by))
+        except OpsError as refusal:
+            return self.refuse(request, refusal, letter)
+        return HttpResponseRedirect(self.url("page", object_id))
+
+    def asking(self, letter: DeadLetter, checked: Checked, *, form: Any = None, key: str = "") -> Confirmation:
+        """Return the confirmation of running one job again; without a button if it can't be."""
+        form = form if form is not None else retry_form(checked)
+        can_be_sent = checked.prospect is not Prospect.BLOCKED or "run_expired" in form.fields
+        is_asked = "answer" in form.fields
+        return Confirmation(
+            title=f"Retry {letter_name(letter)}?",
+            submit=("Do as answered" if is_asked else "Retry it") if can_be_sent else "",
+            cancel_url=self.url("page", letter.id),
+            sections=sections_for([checked], queue=letter.queue, site=self.admin_site.name),
+            form=form if can_be_sent and form.fields else None,
+            hidden=seen(letter.incident),
+            note="" if letter.incident.acknowledged_by else "Nobody has its incident; retrying makes it yours.",
+            key=key,
+        )
+
+    def done_view(self, request: HttpRequest, object_id: UUID) -> HttpResponse:
+        """State that a job has happened already."""
+        letter = self.visible(request, object_id)
+        by = operator_of(request)
+        require(by, Action.DEAD_LETTERS_RETRY, letter.resource, LetterNotFound())
+        title = f"Close {letter_name(letter)} as already happened?"
+        section = Section(
+            heading="It will not run again",
+            tone="warn",
+            text="You state that its work has been done. Its stored message is kept for the usual time.",
+        )
+        if request.method != "POST":
+            return self.confirm(request, self.deciding(letter, title, "Close as done", [section], DoneForm()))
+        form = DoneForm(request.POST)
+        if not form.is_valid():
+            asked = self.deciding(letter, title, "Close as done", [section], form, posted=request.POST)
+            return self.confirm(request, asked, status=400)
+        try:
+            key = posted_key(request)
+            done = with_version(
+                request.POST,
+                letter.incident_id,
+                lambda version: close_letter_as_done(
+                    letter_id=object_id, by=by, key=key, version=version, **form.cleaned_data
+                ),
+            )
+        except OpsError as refusal:
+            return self.refuse(request, refusal, letter)
+        text = f"{letter_name(letter)} is closed as already happened{again(done.idempotent_replay)}"
+        messages.success(request, text)
+        return HttpResponseRedirect(self.url("page", object_id))
+
+    def discard_view(self, request: HttpRequest, object_id: UUID) -> HttpResponse:
+        """Give a job up for good."""
+        letter = self.visible(request, object_id)
+        by = operator_of(request)
+        require(by, Action.DEAD_LETTERS_DISCARD, letter.resource, LetterNotFound())
+        title = f"Discard {letter_name(letter)}?"
+        section = Section(
+            heading="This cannot be undone",
+            tone="bad",
+            text="Its message is removed now, so it can never run again. Its record and its history stay.",
+        )
+        if request.method != "POST":
+            asked = self.deciding(letter, title, "Discard it for good", [section], ReasonForm(), is_danger=True)
+            return self.confirm(request, asked)
+        form = ReasonForm(request.POST)
+        if not form.is_valid():
+            asked = self.deciding(
+                letter, title, "Discard it for good", [section], form, is_danger=True, posted=request.POST
+            )
+            return self.confirm(request, asked, status=400)
+        try:
+            key = posted_key(request)
+            done = with_version(
+                request.POST,
+                letter.incident_id,
+                lambda version: discard_letter(
+                    letter_id=object_id, by=by, key=key, version=version, **form.cleaned_data
+                ),
+            )
+        except OpsError as refusal:
+            return self.refuse(request, refusal, letter)
+        messages.success(request, f"{letter_name(letter)} is discarded{again(done.idempotent_replay)}")
+        return HttpResponseRedirect(self.url("page", object_id))
+
+    def deciding(
+        self,
+        letter: DeadLetter,
+        title: str,
+        submit: str,
+        sections: list[Section],
+        form: ReasonForm,
+        *,
+        is_danger: bool = False,
+        posted: Any = None,
+    ) -> Confirmation:
+        """Return the confirmation of a decision; one about a job that is not open any more has no button."""
+        hidden = seen(letter.incident)
+        if letter.state != LetterState.OPEN:
+            note = "It does not wait for a decision any more; its page says how it stands."
+            return Confirmation(title=title, submit="", cancel_url=self.url("page", letter.id), note=note)
+        if posted is not None:
+            hidden = {name: str(posted.get(name, "")) for name in hidden}
+        return Confirmation(
+            title=title,
+            submit=submit,
+            cancel_url=self.url("page", letter.id),
+            sections=sections,
+            form=form,
+            hidden=hidden,
+            is_danger=is_danger,
+            key=str(posted.get("idempotency_key", "")) if posted is not None else "",
+        )
+
+    def refuse(self, request: HttpRequest, refusal: OpsError, letter: DeadLetter) -> HttpResponse:
+        """Answer a refused change: by the site for what is not theirs, else with the reason and the new state."""
+        if refusal.status in (401, 403, 404):
+            raise refusal
+        now = DeadLetter.objects.select_related("incident").get(id=letter.id)
+        changed = ""
+        if refusal.status in (409, 412):
+            latest = RepairAction.objects.filter(letter=now).newest_first().first()
+            who = f"{latest.planned_by_name or latest.planned_by} was there first. " if latest is not None else ""
+            changed = (
+                f"{who}{letter_name(now)} is now: {self.state(now)}; {incident_name(now.incident)} is "
+                f"{now.incident.state}{_holder(now.incident)}. Nothing of yours was done."
+            )
+        asked = Confirmation(
+            title=f"{letter_name(letter)} was not changed", submit="", cancel_url=self.url("page", letter.id)
+        )
+        return self.confirm(request, asked, refusal=refusal, changed=changed)
+
+    # -- several -------------------------------------------------------------------------------------------------------
+
+    def bulk_actions_for(self, request: HttpRequest) -> list[tuple[str, str]]:
+        """Offer the action to who may retry anything at all; each job is asked about when it comes to it."""
+        return super().bulk_actions_for(request) if Action.DEAD_LETTERS_RETRY in held_by(request) else []
+
+    def act_on_selected(self, request: HttpRequest) -> HttpResponse:
+        """Show what retrying the selected jobs would do; once confirmed, retry them one by one (ADM-01)."""
+        if request.POST.get("action") != RETRY_SELECTED:
+            return super().act_on_selected(request)
+        ids, bad = posted_ids([*request.POST.getlist("_selected_action"), *request.POST.get("letters", "").split()])
+        if not ids or len(ids) > MOST_SELECTED:
+            text = f"Select at least one job, and at most {MOST_SELECTED:,}. Nothing was changed."
+            messages.error(request, text)
+            return HttpResponseRedirect(request.get_full_path())
+        if request.POST.get("confirmed") != "yes":
+            return self.confirm(request, self.asking_selected(request, ids))
+        try:
+            key = posted_key(request)
+        except OpsError as refusal:
+            return self.confirm(request, self.asking_selected(request, ids), refusal=refusal)
+        planned, refusals = self.retry_each(ids, by=operator_of(request), key=key)
+        if bad:
+            refusals["There is no such failed job, or you may not see it."] += bad
+        level = messages.SUCCESS if not refusals else messages.WARNING
+        start = f"{thousands(planned)} {'job is' if planned == 1 else 'jobs are'} on the way: Sent, awaiting result."
+        messages.add_message(request, level, f"{start}{refused_words(refusals)}")
+        return HttpResponseRedirect(request.get_full_path())
+
+    def retry_each(self, ids: list[UUID], *, by: Operator, key: str) -> tuple[int, Counter[str]]:
+        """Retry jobs one service call each; returns how many were planned, and the refusals by their sentence."""
+        planned = 0
+        refusals: Counter[str] = Counter()
+        for letter_id in ids:
+            try:
+                retry_letter(letter_id=letter_id, by=by, key=f"{key}:{letter_id}")
+                planned += 1
+            except OpsError as refusal:
+                refusals[refusal.detail] += 1
+        return planned, refusals
+
+    def asking_selected(self, request: HttpRequest, ids: list[UUID]) -> Confirmation:
+        """Return the confirmation of retrying several jobs; what is not theirs to retry is audited here already."""
+        by = operator_of(request)
+        letters = {
+            one.id: one
+            for one in DeadLetter.objects.filter(id__in=ids)
+            .visible_to(by, Action.DEAD_LETTERS_RETRY)
+            .select_related("incident")
+            .defer("payload_preview", "error_text")
+        }
+        refused = 0
+        for letter_id in ids:
+            if letter_id not in letters:
+                refused += not self._may_retry(by, letter_id)
+        checked = self._check([letters[one] for one in ids if one in letters])
+        run = [one for one in checked if one.prospect in (Prospect.SAFE, Prospect.NOT_DECLARED)]
+        sections = sections_for(checked, queue="it came from", site=self.admin_site.name)
+        if any(one.prospect is Prospect.AMBIGUOUS for one in checked):
+            text = "These are asked about one by one, or all together on the page of their incident."
+            sections.append(Section(heading="What may already have happened is skipped here", tone="warn", text=text))
+        if refused:
+            heading = f"{thousands(refused)} {'is' if refused == 1 else 'are'} not yours to retry, or not there"
+            sections.append(Section(heading=heading, tone="bad", text="Nothing happens to them. This was audited."))
+        return Confirmation(
+            title=f"Retry {thousands(len(run))} of {thousands(len(ids))} selected jobs?",
+            submit=f"Retry {thousands(len(run))}" if run else "",
+            cancel_url=request.get_full_path(),
+            sections=sections,
+            hidden={
+                "action": RETRY_SELECTED,
+                "confirmed": "yes",
+                "letters": " ".join(str(one.letter.id) for one in run),
+            },
+            key=str(new_id()),
+        )
+
+    def _may_retry(self, by: Operator, letter_id: UUID) -> bool:
+        try:
+            require(by, Action.DEAD_LETTERS_RETRY, DeadLetter.objects.scope(letter_id), LetterNotFound())
+        except OpsError:
+            return False
+        return True
+
+    def _check(self, letters: list[DeadLetter]) -> list[Checked]:
+        """Return what a retry of each would mean: to the end for a few, by their rows for many."""
+        now = database_now()
+        served = {source: Served.by(source, now) for source in {one.source for one in letters}}
+        checked = []
+        whole: dict[UUID, Checked] = {}
+        if len(letters) <= FULLY_CHECKED:
+            whole = {
+                found.letter.id: found
+                for one in letters
+                for found in check_letters([one], one.incident, served[one.source])
+            }
+        for one in letters:
+            if one.id in whole:
+                checked.append(whole[one.id])
+            elif one.state != LetterState.OPEN:
+                checked.append(Checked(letter=one, prospect=Prospect.BLOCKED, remark=f"It is: {self.state(one)}."))
+            else:
+                prospect, reason = prospect_of(one, served[one.source])
+                checked.append(Checked(letter=one, prospect=prospect, remark=reason))
+        return checked
+
+
+def _holder(incident: Incident) -> str:
+    return f" by {incident.acknowledged_by_name}" if incident.acknowledged_by_name else ""

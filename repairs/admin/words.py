@@ -1,0 +1,187 @@
+"""What people read about repairs, and the questions that they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django import forms
+from django.urls import reverse
+from django.utils import timezone
+
+from deadletters.admin import OUTCOME_WORDS, letter_name
+from grants.pages import Section
+from opsconsole.core.admin import ago, thousands
+from repairs.models import ActionState, ActionType, ProviderAnswer, RepairAction
+from repairs.prospects import Checked, Prospect
+
+ACTION_WORDS = {
+    ActionType.RETRY_MESSAGE: "Retry",
+    ActionType.CLOSE_AS_DONE: "Close as already happened",
+    ActionType.DISCARD: "Discard",
+}
+STATE_WORDS = {
+    ActionState.PLANNED: "Planned, about to be sent",
+    ActionState.SENT: "Sent, awaiting result",
+    ActionState.STARTED: "Running, awaiting result",
+    ActionState.SUCCEEDED: "Succeeded",
+    ActionState.FAILED: "Repair failed",
+    ActionState.CANCELLED: "Withdrawn",
+}
+WARNINGS = {
+    "no_worker_seen": "no worker has ever reported for its source, so nobody knows whether one serves it",
+    "chord_body_will_not_run": "it belongs to a chord, whose body will not run because of this",
+    "effects_not_declared": "nobody has declared what it does",
+    "arguments_not_readable": "its arguments could not be compared with the task as the workers have it",
+}
+LISTED = 25
+LEAVE = "leave"
+ANSWERS = (
+    (ProviderAnswer.DID_NOT_HAPPEN.value, "It did not happen: run it again"),
+    (ProviderAnswer.ALREADY_HAPPENED.value, "It already happened: close it as done, run nothing"),
+    (LEAVE, "I don't know: leave it as it is"),
+)
+
+
+def repair_words(action: RepairAction, now: datetime | None = None) -> str:
+    """Return the state of a repair as a person says it; one whose answer is overdue says so."""
+    state = ActionState(action.state)
+    if action.action_type != ActionType.RETRY_MESSAGE and state == ActionState.SUCCEEDED:
+        return "Done"
+    overdue = action.answer_due_at is not None and action.answer_due_at < (now or timezone.now())
+    if overdue and state in (ActionState.SENT, ActionState.STARTED):
+        return f"Sent, no answer for {ago(action.sent_at, now).removesuffix(' ago')}"
+    return STATE_WORDS[state]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairRow:
+    """One repair as a list shows it."""
+
+    action: RepairAction
+    what: str
+    state: str
+    url: str
+    letter_url: str
+    job: str
+
+
+def repair_rows(actions: Iterable[RepairAction], *, site: str) -> list[RepairRow]:
+    """Return repairs, whose letters were fetched with them, as rows."""
+    now = timezone.now()
+    return [
+        RepairRow(
+            action=one,
+            what=ACTION_WORDS[ActionType(one.action_type)],
+            state=repair_words(one, now),
+            url=reverse("admin:ops_repairs_repairaction_page", args=[one.id], current_app=site),
+            letter_url=letter_url(one.letter_id, site=site),
+            job=letter_name(one.letter),
+        )
+        for one in actions
+    ]
+
+
+def letter_url(letter_id: Any, *, site: str) -> str:
+    """Return the address of a failed job."""
+    return reverse("admin:ops_deadletters_deadletter_page", args=[letter_id], current_app=site)
+
+
+def job_section(found: list[Checked], heading: str, *, tone: str, text: str, site: str) -> Section:
+    """Return a block of a confirmation that lists jobs; the first 25 of many."""
+    return Section(
+        heading=heading,
+        tone=tone,
+        text=text,
+        rows=[(letter_url(one.letter.id, site=site), letter_name(one.letter), one.remark) for one in found[:LISTED]],
+        more=max(len(found) - LISTED, 0),
+    )
+
+
+def sections_for(checked: list[Checked], *, queue: str, site: str) -> list[Section]:
+    """Return what a retry would do to each job, by what it would mean; what is empty is left out."""
+    by_prospect = {prospect: [one for one in checked if one.prospect is prospect] for prospect in Prospect}
+    again = f"Sent to the queue {queue} again from attempt 1, with the original arguments, oldest first."
+    texts = {
+        Prospect.SAFE: ("good", "safe to run again", again),
+        Prospect.NOT_DECLARED: (
+            "grey",
+            "not declared",
+            f"Nobody has declared what it does before it fails; run it again only if twice does no harm. {again}",
+        ),
+        Prospect.AMBIGUOUS: ("warn", "may already have happened", _because(by_prospect[Prospect.AMBIGUOUS])),
+        Prospect.BLOCKED: ("grey", "can't be retried", "Skipped, for the reason beside each; they stay as they are."),
+    }  # fmt: skip
+    return [
+        job_section(found, f"{thousands(len(found))} {texts[p][1]}", tone=texts[p][0], text=texts[p][2], site=site)
+        for p, found in by_prospect.items()
+        if found
+    ]
+
+
+def _because(found: list[Checked]) -> str:
+    reasons = list(dict.fromkeys(one.remark.rstrip(".") for one in found if one.remark))
+    because = "; ".join(reasons[:3]) or "nobody knows how far its last attempt came"
+    many = "They" if len(found) != 1 else "It"
+    return f"{many} may already have happened, because: {because}. Without looking, the work may be done twice."
+
+
+def outcome_words(outcome: str) -> str:
+    """Return an outcome class in words."""
+    return OUTCOME_WORDS.get(outcome, outcome)
+
+
+class RetryForm(forms.Form):
+    """What has to be said before a job may run again; it asks only what matters to the jobs at hand."""
+
+    answer = forms.ChoiceField(
+        choices=ANSWERS, initial=LEAVE, widget=forms.RadioSelect, label="What do you know about it?"
+    )
+    reference = forms.CharField(
+        required=False,
+        max_length=300,
+        label="Reference",
+        help_text="needed for the first two answers: a ticket, a log line, who said so",
+    )
+    run_expired = forms.BooleanField(
+        required=False,
+        label="Run it although it has expired",
+        help_text="its sender did not want it to run after that time",
+    )
+
+    def __init__(self, *args: Any, asks: int = 0, expired: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if not asks:
+            del self.fields["answer"], self.fields["reference"]
+        elif asks > 1:
+            self.fields["answer"].label = f"What do you know about these {thousands(asks)}?"
+        if not expired:
+            del self.fields["run_expired"]
+
+    def clean(self) -> dict[str, Any]:
+        """Want a reference for an answer that acts."""
+        found = super().clean() or {}
+        if found.get("answer", LEAVE) != LEAVE and not str(found.get("reference", "")).strip():
+            self.add_error("reference", "Say where you saw it: a ticket, a log line, who told you.")
+        return found
+
+
+class ReasonForm(forms.Form):
+    """Why something is given up or stated."""
+
+    reason = forms.CharField(
+        max_length=500,
+        label="Reason",
+        widget=forms.Textarea(attrs={"rows": 3}),
+        help_text="required, up to 500 characters; kept in the audit trail",
+    )
+
+
+class DoneForm(ReasonForm):
+    """Why somebody is sure that a job has happened already."""
+
+    reference = forms.CharField(
+        required=False, max_length=300, label="Reference", help_text="a ticket, a log line, who said so"
+    )

@@ -1,0 +1,24 @@
+"""Routes of this app, relative to the API's version."""
+
+from django.urls import path
+
+from repairs.api import views
+
+urlpatterns = [
+    path("incidents/<uuid:incident_id>", views.IncidentDetail.as_view(), name="incident"),
+    path("incidents/<uuid:incident_id>/timeline", views.IncidentTimeline.as_view(), name="incident-timeline"),
+    path("incidents/<uuid:incident_id>/retry", views.IncidentRetry.as_view(), name="incident-retry"),
+    path("dead-letters/<uuid:letter_id>", views.LetterDetail.as_view(), name="dead-letter"),
+    path("dead-letters/<uuid:letter_id>/payload", views.LetterPayload.as_view(), name="dead-letter-payload"),
+    path("dead-letters/<uuid:letter_id>/retry", views.LetterRetry.as_view(), name="dead-letter-retry"),
+    path(
+        "dead-letters/<uuid:letter_id>/close-as-done",
+        views.LetterCloseAsDone.as_view(),
+        name="dead-letter-close-as-done",
+    ),
+    path("dead-letters/<uuid:letter_id>/discard", views.LetterDiscard.as_view(), name="dead-letter-discard"),
+    path("repair-actions", views.RepairList.as_view(), name="repair-actions"),
+    path("repair-actions/<uuid:repair_id>", views.RepairDetail.as_view(), name="repair-action"),
+    path("repair-actions/<uuid:repair_id>/cancel", views.RepairCancel.as_view(), name="repair-action-cancel"),
+    path("repair-batches/<uuid:batch_id>", views.BatchDetail.as_view(), name="repair-batch"),
+]

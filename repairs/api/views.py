@@ -1,0 +1,299 @@
+"""Repairs over REST, and the pages of an incident and of a letter, which hold repairs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from django.urls import reverse
+
+from grants.errors import ReasonInvalid
+from grants.rest import Answer, Call, OpsView, operation, representation_tag
+from incidents.errors import IncidentChanged, IncidentNotFound, IncidentResolved
+from opsconsole.core.openapi import paged
+from opsconsole.core.rest import API_NAMESPACE, PageQuery
+from repairs import errors, selectors, services
+from repairs.api.serializers import (
+    BatchMutationSerializer,
+    BatchSerializer,
+    CloseAsDoneBody,
+    DiscardBody,
+    EmptyBody,
+    IncidentPageSerializer,
+    LetterMutationSerializer,
+    LetterPageSerializer,
+    PayloadSerializer,
+    RepairListQuery,
+    RepairSerializer,
+    RetryBody,
+    RetryManyBody,
+    TimelineEntrySerializer,
+)
+from repairs.payloads import read_payload
+
+if TYPE_CHECKING:
+    from repairs.services import LetterMutation
+
+LETTER = {"tag": "dead-letters", "answer": LetterMutationSerializer, "is_mutation": True}
+DECIDED = (errors.LetterNotFound, errors.JobOvertaken, IncidentChanged)
+UNRETRYABLE = (
+    errors.LetterSetAside,
+    errors.MessageNotCaptured,
+    errors.MessageTooDeep,
+    errors.MessageSealedWithUnknownKey,
+    errors.MessageExpired,
+    errors.JobNotServed,
+    errors.ArgumentsDoNotFit,
+    errors.ProviderOutcomeUnknown,
+)
+SEALED = (errors.MessageNotCaptured, errors.MessageTooDeep, errors.MessageSealedWithUnknownKey)
+
+
+class IncidentDetail(OpsView):
+    @operation(
+        name="get_incident",
+        summary="An incident",
+        tag="incidents",
+        answer=IncidentPageSerializer,
+        gives_etag=True,
+        refusals=(IncidentNotFound,),
+    )
+    def get(self, call: Call, incident_id: UUID) -> Answer:
+        """With its newest 50 letters and repair actions; `links` lead to the rest."""
+        page = selectors.incident_page(call.operator, incident_id)
+        links = {
+            "letters": _path("incident-letters", incident_id=incident_id),
+            "repair_actions": f"{_path('repair-actions')}?incident={incident_id}",
+            "timeline": _path("incident-timeline", incident_id=incident_id),
+        }
+        shown = {"page": page, "links": links}
+        document = IncidentPageSerializer(shown).data
+        return Answer(value=shown, etag=representation_tag(incident_id, page.incident.version, document))
+
+
+class IncidentTimeline(OpsView):
+    @operation(
+        name="list_timeline_of_incident",
+        summary="What happened to an incident",
+        tag="incidents",
+        query=PageQuery,
+        answer=paged(TimelineEntrySerializer),
+        refusals=(IncidentNotFound,),
+    )
+    def get(self, call: Call, incident_id: UUID) -> Answer:
+        """Events, failures and repairs, newest first; of failures and repairs those of the newest 1,000 jobs."""
+        page = selectors.timeline(call.operator, incident_id, limit=call["limit"], cursor=call["cursor"])
+        return Answer(value=page)
+
+
+class IncidentRetry(OpsView):
+    @operation(
+        name="retry_incident",
+        summary="Run jobs of an incident again",
+        tag="incidents",
+        status=202,
+        body=RetryManyBody,
+        answer=BatchMutationSerializer,
+        is_mutation=True,
+        takes_if_match=True,
+        gives_location=True,
+        refusals=(
+            IncidentNotFound,
+            IncidentResolved,
+            IncidentChanged,
+            errors.IncidentHasNoLetter,
+            errors.IncidentNotRepairable,
+            errors.LetterNotFound,
+            errors.SelectionInvalid,
+            errors.SelectionDrifted,
+            errors.TooMany,
+        ),
+    )
+    def post(self, call: Call, incident_id: UUID) -> Answer:
+        """Name the letters, or say `all` with `expected_count`. Each is planned or refused by itself, in `results`."""
+        mutation = services.retry_incident(
+            incident_id=incident_id,
+            by=call.operator,
+            key=call.key,
+            version=self.expected_version(incident_id),
+            **call.body,
+        )
+        return Answer(
+            value=mutation,
+            location=_path("repair-batch", batch_id=mutation.batch_id),
+            is_replay=mutation.idempotent_replay,
+        )
+
+
+class LetterDetail(OpsView):
+    @operation(
+        name="get_dead_letter",
+        summary="A dead letter",
+        tag="dead-letters",
+        answer=LetterPageSerializer,
+        gives_etag=True,
+        refusals=(errors.LetterNotFound,),
+    )
+    def get(self, call: Call, letter_id: UUID) -> Answer:
+        """With its occurrences, attempts and repairs, and what a retry would be told just now."""
+        page = selectors.letter_page(call.operator, letter_id)
+        document = LetterPageSerializer(page).data
+        return Answer(value=page, etag=representation_tag(letter_id, page.letter.incident.version, document))
+
+
+class LetterPayload(OpsView):
+    cache_control = "no-store"
+
+    @operation(
+        name="get_payload",
+        summary="A dead letter's arguments",
+        tag="dead-letters",
+        answer=PayloadSerializer,
+        refusals=(errors.LetterNotFound, *SEALED),
+    )
+    def get(self, call: Call, letter_id: UUID) -> Answer:
+        """Unredacted, for who holds `payloads.read`; each reading is audited before it is answered."""
+        return Answer(value=read_payload(letter_id=letter_id, by=call.operator))
+
+
+class LetterRetry(OpsView):
+    @operation(
+        name="retry_dead_letter",
+        summary="Run a job again",
+        status=202,
+        body=RetryBody,
+        takes_if_match=True,
+        gives_location=True,
+        refusals=(*DECIDED, *UNRETRYABLE),
+        **LETTER,
+    )
+    def post(self, call: Call, letter_id: UUID) -> Answer:
+        """Plans a repair; it counts when its job has succeeded. `Location` is where to watch it."""
+        return _planned(
+            services.retry_letter(
+                letter_id=letter_id,
+                by=call.operator,
+                key=call.key,
+                version=self.expected_version(letter_id),
+                **call.body,
+            )
+        )
+
+
+class LetterCloseAsDone(OpsView):
+    @operation(
+        name="close_dead_letter_as_done",
+        summary="State that a job has happened",
+        body=CloseAsDoneBody,
+        takes_if_match=True,
+        refusals=(*DECIDED, ReasonInvalid),
+        **LETTER,
+    )
+    def post(self, call: Call, letter_id: UUID) -> Answer:
+        """Closes it without a run: the answer for a job that may already have happened, and did."""
+        return _decided(
+            services.close_letter_as_done(
+                letter_id=letter_id,
+                by=call.operator,
+                key=call.key,
+                version=self.expected_version(letter_id),
+                **call.body,
+            )
+        )
+
+
+class LetterDiscard(OpsView):
+    @operation(
+        name="discard_dead_letter",
+        summary="Give a job up",
+        body=DiscardBody,
+        takes_if_match=True,
+        refusals=(*DECIDED, ReasonInvalid),
+        **LETTER,
+    )
+    def post(self, call: Call, letter_id: UUID) -> Answer:
+        """Its message is removed for good; the letter and its history stay."""
+        return _decided(
+            services.discard_letter(
+                letter_id=letter_id,
+                by=call.operator,
+                key=call.key,
+                version=self.expected_version(letter_id),
+                **call.body,
+            )
+        )
+
+
+class RepairList(OpsView):
+    @operation(
+        name="list_repair_actions",
+        summary="Repairs",
+        tag="repairs",
+        query=RepairListQuery,
+        answer=paged(RepairSerializer),
+    )
+    def get(self, call: Call) -> Answer:
+        """Newest first."""
+        wanted = selectors.RepairFilter(
+            states=call["state"] or (),
+            tenant=call["tenant"],
+            incident=call["incident"],
+            letter=call["dead_letter"],
+            batch=call["batch"],
+        )
+        page = selectors.list_repairs(call.operator, wanted, limit=call["limit"], cursor=call["cursor"])
+        return Answer(value=page)
+
+
+class RepairDetail(OpsView):
+    @operation(
+        name="get_repair_action",
+        summary="A repair",
+        tag="repairs",
+        answer=RepairSerializer,
+        refusals=(errors.RepairNotFound,),
+    )
+    def get(self, call: Call, repair_id: UUID) -> Answer:
+        """How far it is, and how it ended."""
+        return Answer(value=selectors.find_repair(call.operator, repair_id))
+
+
+class RepairCancel(OpsView):
+    @operation(
+        name="cancel_repair_action",
+        summary="Withdraw a repair",
+        tag="repairs",
+        body=EmptyBody,
+        answer=LetterMutationSerializer,
+        is_mutation=True,
+        refusals=(errors.RepairNotFound, errors.RepairNotCancellable),
+    )
+    def post(self, call: Call, repair_id: UUID) -> Answer:
+        """Only before its job has started; the letter waits for a decision again."""
+        return _decided(services.cancel_repair(repair_id=repair_id, by=call.operator, key=call.key))
+
+
+class BatchDetail(OpsView):
+    @operation(
+        name="get_repair_batch",
+        summary="A batch of repairs",
+        tag="repairs",
+        answer=BatchSerializer,
+        refusals=(errors.BatchNotFound,),
+    )
+    def get(self, call: Call, batch_id: UUID) -> Answer:
+        """What became of each letter of one request."""
+        return Answer(value=selectors.find_batch(call.operator, batch_id))
+
+
+def _planned(mutation: LetterMutation) -> Answer:
+    location = _path("repair-action", repair_id=mutation.repair_id)
+    return Answer(value=mutation, location=location, is_replay=mutation.idempotent_replay)
+
+
+def _decided(mutation: LetterMutation) -> Answer:
+    return Answer(value=mutation, is_replay=mutation.idempotent_replay)
+
+
+def _path(name: str, **ids: UUID | None) -> str:
+    return reverse(f"{API_NAMESPACE}:{name}", kwargs=ids)

@@ -1,0 +1,196 @@
+"""What a retry of the failed jobs of an incident would mean: counted, sorted, and chosen from, for pages that ask.
+
+Everything here is bounded: the first thousands of an incident's jobs are looked at, and the page says so.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from django.db.models import Q
+
+from deadletters.journal.events import MessageState
+from deadletters.models import DeadLetter, LetterState
+from deadletters.outcome import OutcomeClass
+from incidents.models import Incident
+from opsconsole.core.database import database_now
+from opsconsole.core.errors import OpsError
+from repairs.errors import ProviderOutcomeUnknown
+from repairs.models import ActionState, ActionType, RepairAction
+from repairs.refusals import Served, refusal_of
+from repairs.services import MOST_LETTERS
+
+COUNTED = 5_000
+FULLY_CHECKED = 25
+"""Jobs whose stored message is opened for a page: each costs a decryption and up to a megabyte."""
+
+
+class Prospect(StrEnum):
+    """What a retry of one job would mean; the first three are its outcome class."""
+
+    SAFE = "safe"
+    AMBIGUOUS = "ambiguous"
+    NOT_DECLARED = "not_declared"
+    BLOCKED = "blocked"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiles:
+    """How many jobs of an incident wait for a decision, by what a retry would mean; ``awaiting`` are under repair."""
+
+    safe: int = 0
+    ambiguous: int = 0
+    not_declared: int = 0
+    blocked: int = 0
+    awaiting: int = 0
+    reasons: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
+    is_capped: bool = False
+
+    @property
+    def retriable(self) -> int:
+        """Jobs that could be sent again."""
+        return self.safe + self.ambiguous + self.not_declared
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that wait for a person."""
+        return self.retriable + self.blocked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """One open job with what a retry would mean; ``refusal`` is why it cannot be, or must be asked about first."""
+
+    letter: DeadLetter
+    prospect: Prospect
+    remark: str
+    refusal: OpsError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """The open jobs that one request may retry, oldest first; ``left_out`` says that there are more."""
+
+    checked: Sequence[Checked]
+    left_out: bool
+
+    def of(self, *prospects: Prospect) -> list[Checked]:
+        """Return those of some prospects."""
+        return [one for one in self.checked if one.prospect in prospects]
+
+
+def count_tiles(incident: Incident, served: Served) -> Tiles:
+    """Return the counts of an incident's unsettled jobs, of the first 5,000 of them; one query."""
+    if incident.is_resolved:
+        return Tiles()
+    rows = list(
+        DeadLetter.objects.filter(
+            incident=incident, episode=incident.episode, state__in=(LetterState.OPEN, LetterState.RETRYING)
+        ).values_list(
+            "state", "outcome_class", "outcome_reason", "message_state", "is_set_aside", "job_type", "queue", named=True
+        )[: COUNTED + 1]
+    )
+    counts: Counter[str] = Counter()
+    reasons: dict[str, Counter[str]] = {}
+    for row in rows[:COUNTED]:
+        if row.state == LetterState.RETRYING:
+            counts["awaiting"] += 1
+            continue
+        prospect, reason = prospect_of(row, served)
+        counts[prospect.value] += 1
+        reasons.setdefault(prospect.value, Counter())[reason] += 1
+    return Tiles(
+        **counts,
+        reasons={name: found.most_common(3) for name, found in reasons.items()},
+        is_capped=len(rows) > COUNTED,
+    )
+
+
+def prospect_of(row: Any, served: Served) -> tuple[Prospect, str]:
+    """Return what a retry of an open job would mean, and why, as far as its row and the live workers tell."""
+    if row.is_set_aside:
+        return Prospect.BLOCKED, "Its recording is not complete."
+    if row.message_state != MessageState.FULL:
+        return Prospect.BLOCKED, f"Its message was not stored in full ({row.message_state})."
+    if served.has_nodes:
+        if row.job_type not in served.signatures:
+            return Prospect.BLOCKED, f"No live worker serves {row.job_type}."
+        if row.queue and row.queue not in served.queues[row.job_type]:
+            return Prospect.BLOCKED, f"No live worker serves {row.job_type} on the queue {row.queue}."
+    return Prospect(OutcomeClass(row.outcome_class).value), row.outcome_reason
+
+
+def open_letters(incident: Incident) -> Any:
+    """Return the jobs that wait for a decision, oldest first."""
+    if incident.is_resolved:
+        return DeadLetter.objects.none()
+    waiting = DeadLetter.objects.filter(incident=incident, episode=incident.episode, state=LetterState.OPEN)
+    return waiting.oldest_first()
+
+
+def select_open(incident: Incident, served: Served) -> Selection:
+    """Return the oldest 1,000 open jobs, each with what a retry would mean.
+
+    A few are checked to the end, message and arguments included; of many only what their rows tell, since each is
+    checked again when it is planned.
+    """
+    letters: list[DeadLetter] = list(open_letters(incident).defer("payload_preview", "error_text")[: MOST_LETTERS + 1])
+    left_out = len(letters) > MOST_LETTERS
+    if len(letters) <= FULLY_CHECKED:
+        return Selection(checked=check_letters(letters, incident, served), left_out=False)
+    checked = []
+    for letter in letters[:MOST_LETTERS]:
+        prospect, reason = prospect_of(letter, served)
+        checked.append(Checked(letter=letter, prospect=prospect, remark=reason))
+    return Selection(checked=checked, left_out=left_out)
+
+
+def check_letters(letters: Iterable[DeadLetter], incident: Incident, served: Served) -> list[Checked]:
+    """Return what a retry of each of a few jobs would mean, their stored messages included; order is kept."""
+    ids = [letter.id for letter in letters]
+    if not ids:
+        return []
+    now = database_now()
+    whole = {letter.id: letter for letter in DeadLetter.objects.filter(id__in=ids).select_related("message")}
+    return [check_letter(whole[one], incident, served=served, now=now) for one in ids if one in whole]
+
+
+def check_letter(letter: DeadLetter, incident: Incident, *, served: Served, now: datetime) -> Checked:
+    """Return what a retry of one job would mean."""
+    refusal = refusal_of(letter, incident, served=served, now=now)
+    if refusal is not None and not isinstance(refusal, ProviderOutcomeUnknown):
+        return Checked(letter=letter, prospect=Prospect.BLOCKED, remark=refusal.detail, refusal=refusal)
+    prospect = Prospect(OutcomeClass(letter.outcome_class).value)
+    return Checked(letter=letter, prospect=prospect, remark=letter.outcome_reason, refusal=refusal)
+
+
+def first_to_retry(incident: Incident, served: Served) -> Checked | None:
+    """Return the job to try first: the oldest that is safe, else the oldest that could be sent at all."""
+    candidates = check_letters(open_letters(incident).only("id")[:FULLY_CHECKED], incident, served)
+    for prospect in (Prospect.SAFE, Prospect.NOT_DECLARED, Prospect.AMBIGUOUS):
+        found = next((one for one in candidates if one.prospect is prospect), None)
+        if found is not None:
+            return found
+    return None
+
+
+def latest_retry(incident: Incident) -> RepairAction | None:
+    """Return the newest retry of the running episode: whether trying one first has been done, and how it ended."""
+    return (
+        RepairAction.objects.filter(
+            incident=incident, action_type=ActionType.RETRY_MESSAGE, planned_at__gte=incident.opened_at
+        )
+        .exclude(state=ActionState.CANCELLED)
+        .newest_first()
+        .first()
+    )
+
+
+def blocked_rows() -> Q:
+    """Return the condition for jobs that their own row says cannot be sent again."""
+    return Q(is_set_aside=True) | ~Q(message_state=MessageState.FULL.value)

@@ -1,0 +1,68 @@
+"""What the tests of the API start from: recorded failures, planned repairs, reporting workers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from deadletters.models import DeadLetter, WorkerNode
+from grants.operators import Operator
+from incidents.models import Incident
+from opsconsole.core.database import database_now
+from opsconsole.core.ids import new_id
+from repairs.services import retry_incident, retry_letter
+from tests.factories import TIMED_OUT, dead_letter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """One letter that waits, one that a batch is retrying, each of an incident of its own, in one tenant."""
+
+    letter: DeadLetter
+    retried: DeadLetter
+    repair_id: UUID
+    batch_id: UUID
+
+    @property
+    def incident(self) -> Incident:
+        found: Incident = self.letter.incident
+        return found
+
+
+def scene(by: Operator, tenant: str = "default") -> Scene:
+    """Record two failures of ``tenant`` and let ``by`` retry one of them."""
+    letter = dead_letter(tenant=tenant)
+    retried = dead_letter(TIMED_OUT, tenant=tenant)
+    batch = retry_incident(
+        incident_id=retried.incident_id,
+        by=by,
+        key=f"scene:{new_id()}",
+        letter_ids=[retried.id],
+        provider_checked=True,
+    )
+    return Scene(letter=letter, retried=retried, batch_id=batch.batch_id, repair_id=UUID(batch.results[0].repair_id))
+
+
+def retrying(by: Operator, **fields: Any) -> DeadLetter:
+    """Return a letter that ``by`` has retried."""
+    letter = dead_letter(**fields)
+    retry_letter(letter_id=letter.id, by=by, key=f"retrying:{letter.id}", provider_checked=True)
+    return DeadLetter.objects.select_related("incident").get(id=letter.id)
+
+
+def worker_node(name: str = "worker-1", **fields: Any) -> WorkerNode:
+    """Store a worker that has just reported itself."""
+    now = database_now()
+    values: dict[str, Any] = {
+        "id": name,
+        "source": "tests",
+        "host": "host-1",
+        "pid": 7,
+        "queues": json.dumps(["celery"]),
+        "tasks": json.dumps({"shop.send_mail": ""}),
+        "started_at": now,
+        "seen_at": now,
+    }
+    return WorkerNode.objects.create(**{**values, **fields})

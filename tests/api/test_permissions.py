@@ -1,0 +1,168 @@
+"""Every route in four hands: nobody's, an operator's without a grant, with one for another tenant, with the right one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from django.urls import get_resolver, reverse
+
+from grants.actions import Action
+from grants.models import AuditEvent, ScopeUserGrant
+from opsconsole.core.rest import API_NAMESPACE
+from tests.api.client import Api, problem
+from tests.api.situations import Scene, scene, worker_node
+from tests.cast import Cast, give, make_operator
+
+OPEN_TO_ALL = {"schema", "docs", "unknown"}
+"""They say what the code says, and nothing of what is stored."""
+
+
+@dataclass(frozen=True)
+class Four:
+    """What a route answers without a grant, with one elsewhere, and with the right one; 401 goes without saying."""
+
+    ids: Callable[[Scene], dict[str, Any]]
+    without: int
+    elsewhere: int
+    right: int
+    body: Callable[[Scene], dict[str, Any]] = lambda _: {}
+
+
+def incident(scene: Scene) -> dict[str, Any]:
+    return {"incident_id": scene.incident.id}
+
+
+def letter(scene: Scene) -> dict[str, Any]:
+    return {"letter_id": scene.letter.id}
+
+
+def repair(scene: Scene) -> dict[str, Any]:
+    return {"repair_id": scene.repair_id}
+
+
+def batch(scene: Scene) -> dict[str, Any]:
+    return {"batch_id": scene.batch_id}
+
+
+def nothing(_: Scene) -> dict[str, Any]:
+    return {}
+
+
+def newest_grant(_: Scene) -> dict[str, Any]:
+    return {"grant_id": str(ScopeUserGrant.objects.get(user__username="pupil"))}
+
+
+FOURS: dict[tuple[str, str], Four] = {
+    # Lists show what one may see, and name no scope here: an empty one is no refusal.
+    ("GET", "incidents"): Four(nothing, 200, 200, 200),
+    ("GET", "dead-letters"): Four(nothing, 200, 200, 200),
+    ("GET", "repair-actions"): Four(nothing, 200, 200, 200),
+    ("GET", "grants"): Four(nothing, 200, 200, 200),
+    # Of what belongs to no tenant, and of the trail, one must be allowed some part at least.
+    ("GET", "worker-nodes"): Four(nothing, 403, 200, 200),
+    ("GET", "audit"): Four(nothing, 403, 403, 200),
+    # About oneself.
+    ("GET", "me"): Four(nothing, 200, 200, 200),
+    ("POST", "authorize"): Four(nothing, 200, 200, 200, lambda _: {"action": "inspect", "tenant": "default"}),
+    # By an opaque id.
+    ("GET", "incident"): Four(incident, 404, 404, 200),
+    ("GET", "incident-letters"): Four(incident, 404, 404, 200),
+    ("GET", "incident-timeline"): Four(incident, 404, 404, 200),
+    ("POST", "incident-acknowledge"): Four(incident, 404, 404, 200),
+    ("POST", "incident-resolve"): Four(
+        incident, 404, 404, 200, lambda _: {"code": "fixed", "summary": "It is fixed.", "unrepaired": 1}
+    ),
+    ("POST", "incident-retry"): Four(incident, 404, 404, 202, lambda _: {"all": True, "expected_count": 1}),
+    ("GET", "dead-letter"): Four(letter, 404, 404, 200),
+    ("GET", "dead-letter-payload"): Four(letter, 404, 404, 200),
+    ("POST", "dead-letter-retry"): Four(letter, 404, 404, 202),
+    ("POST", "dead-letter-close-as-done"): Four(letter, 404, 404, 200, lambda _: {"reason": "It was there."}),
+    ("POST", "dead-letter-discard"): Four(letter, 404, 404, 200, lambda _: {"reason": "Nobody needs it."}),
+    ("GET", "repair-action"): Four(repair, 404, 404, 200),
+    ("POST", "repair-action-cancel"): Four(repair, 404, 404, 200),
+    ("GET", "repair-batch"): Four(batch, 404, 404, 200),
+    # The scope is named in the body, or the grant is one that cannot be managed.
+    ("POST", "grants"): Four(
+        nothing, 403, 403, 201,
+        lambda _: {
+            "user": "pupil", "action": "inspect", "tenant": "default", "reason": "on call",
+            "expires_at": "2100-01-01T00:00:00Z",
+        },
+    ),
+    ("POST", "grant-revoke"): Four(newest_grant, 404, 404, 200, lambda _: {"reason": "no longer on call"}),
+}  # fmt: skip
+
+
+def routes() -> set[tuple[str, str]]:
+    """Return method and name of every route of the API, read from the URLconf."""
+    _, resolver = get_resolver().namespace_dict[API_NAMESPACE]
+    found = set()
+    for pattern in resolver.url_patterns:
+        if pattern.name not in OPEN_TO_ALL:
+            methods = {"get", "post", "put", "patch", "delete"} & set(dir(pattern.callback.cls))
+            found |= {(method.upper(), pattern.name) for method in methods}
+    return found
+
+
+def test_every_route_of_the_api_stands_in_the_table_of_fours() -> None:
+    assert routes() == set(FOURS)
+
+
+@pytest.fixture
+def the_scene(cast: Cast) -> Scene:
+    pupil = make_operator("pupil")
+    give(pupil, Action.INSPECT, tenant="default")
+    worker_node()
+    return scene(cast.ada)
+
+
+def send(api: Api, route: tuple[str, str], four: Four, the_scene: Scene) -> Any:
+    method, name = route
+    path = reverse(f"{API_NAMESPACE}:{name}", kwargs=four.ids(the_scene))
+    return api.get(path) if method == "GET" else api.post(path, four.body(the_scene))
+
+
+@pytest.mark.parametrize("route", FOURS, ids=lambda route: "-".join(route))
+class TestFours:
+    def test_a_stranger_is_asked_to_authenticate_and_not_audited(
+        self, route: tuple[str, str], the_scene: Scene, stranger: Api
+    ) -> None:
+        """B2: 401, not audited."""
+        before = AuditEvent.objects.count()
+        answer = send(stranger, route, FOURS[route], the_scene)
+        problem(answer, 401, "not_authenticated")
+        assert answer["WWW-Authenticate"].startswith("Bearer")
+        assert AuditEvent.objects.count() == before
+
+    def test_an_operator_without_a_grant_gets_nothing(
+        self, route: tuple[str, str], the_scene: Scene, nobody: Api
+    ) -> None:
+        """B2: refusals are audited as denied, with no capability."""
+        check_refused(route, nobody, FOURS[route].without, the_scene, "nobody")
+
+    def test_a_grant_for_another_tenant_gives_nothing(
+        self, route: tuple[str, str], the_scene: Scene, bram: Api
+    ) -> None:
+        """B7, GRA-02."""
+        check_refused(route, bram, FOURS[route].elsewhere, the_scene, "bram")
+
+    def test_the_right_grant_gives_what_it_says(self, route: tuple[str, str], the_scene: Scene, ada: Api) -> None:
+        answer = send(ada, route, FOURS[route], the_scene)
+        assert answer.status_code == FOURS[route].right, answer.content
+
+
+def check_refused(route: tuple[str, str], api: Api, status: int, the_scene: Scene, who: str) -> None:
+    answer = send(api, route, FOURS[route], the_scene)
+    assert answer.status_code == status, answer.content
+    if status == 200:
+        text = answer.content.decode()
+        assert str(the_scene.letter.id) not in text
+        assert str(the_scene.incident.id) not in text
+        return
+    denied = AuditEvent.objects.filter(operator_name=who, verdict="denied").get()
+    assert (denied.capability, denied.outcome) == ("", '"denied"')
+    the_scene.letter.refresh_from_db()
+    assert the_scene.letter.state == "open"

@@ -1,0 +1,229 @@
+"""The drainer: batches from a worker's journal become rows exactly once, whatever the database does meanwhile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from django.core.management import call_command
+from django.db import DataError, InternalError, OperationalError
+
+from deadletters import conf, drainer
+from deadletters.drainer import DatabaseDown, Drained, FolderDrain
+from deadletters.intake import Intake
+from deadletters.journal.events import Batch, Delivery, Ended, EndState, ErrorReport, Failed
+from deadletters.journal.folder import JournalRoot
+from deadletters.journal.kept import KeptFailures
+from deadletters.models import Attempt, DeadLetter, JournalFolder, SetAsideEntry, TaskMinute
+from deadletters.policy import TaskPolicySpec
+from deadletters.recorder import Recorded
+from deadletters.replay import replay_kept, replay_set_aside
+from opsconsole.core.clock import boot_id, boot_now, wall_now
+from tests import factories
+
+pytestmark = pytest.mark.django_db
+
+
+class NoRepairs:
+    """A settlement for journals without repairs; it remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.endings: list[Ended] = []
+
+    def letters_of(self, deliveries: Iterable[Delivery]) -> Mapping[str, UUID]:
+        return {}
+
+    def is_settled_elsewhere(self, failed: Failed) -> bool:
+        return False
+
+    def failed(self, recorded: Iterable[Recorded], now: datetime) -> None: ...
+
+    def ended(self, ended: Ended) -> None:
+        self.endings.append(ended)
+
+
+def drain(tmp_path: Path | None = None, **fields: Any) -> FolderDrain:
+    kept = None
+    if tmp_path is not None:
+        kept = KeptFailures(JournalRoot(tmp_path), 1 << 20, 3_600, sealer=conf.sealer())
+    return FolderDrain(
+        folder_name="w.1.boot.1",
+        source="tests",
+        worker="celery@tests",
+        settlement=fields.get("settlement", NoRepairs()),
+        kept=kept,
+        book=drainer.policies(),
+    )
+
+
+def batch(*events: Failed | Ended, offset: int = 100, received: tuple[Delivery, ...] = ()) -> Drained:
+    made = Batch(events=events, received=received, offsets={"main.000001.j": offset}, boot_id=boot_id())
+    return Drained(batch=made, boot_id=boot_id())
+
+
+def ended(state: EndState, **fields: Any) -> Ended:
+    return Ended(delivery=factories.delivery(**fields), state=state, at_boot=boot_now(), at_wall=wall_now())
+
+
+def test_counts_balance_and_are_committed_with_the_offset() -> None:
+    """received = succeeded + failed + retried + ignored + revoked + lost + returned + in flight."""
+    events = (
+        factories.failed(),
+        ended(EndState.SUCCESS),
+        ended(EndState.RETRY),
+        ended(EndState.IGNORED),
+        ended(EndState.REVOKED),
+        ended(EndState.RETURNED),
+    )
+    running = factories.delivery()
+    received = (*(event.delivery for event in events), running)
+    drain().apply(batch(*events, received=received))
+    row = TaskMinute.objects.get()
+    ends = [row.succeeded, row.failed, row.retried, row.ignored, row.revoked, row.lost, row.returned]
+    assert ends == [1, 1, 1, 1, 1, 0, 1]
+    assert row.received == sum(ends) + 1
+    assert json.loads(JournalFolder.objects.get().offsets) == {"main.000001.j": 100}
+
+
+def test_an_attempt_that_celery_retries_is_kept_with_its_error() -> None:
+    error = ErrorReport(error_class="shop.errors.MailhubDown", text="refused", classes=("ConnectionRefusedError",))
+    event = replace(ended(EndState.RETRY, task_id="t", retries=1, started_boot=boot_now() - 2), error=error)
+    drain().apply(batch(event))
+    drain().apply(batch(event))
+    attempt = Attempt.objects.get()
+    assert (attempt.task_id, attempt.retries, attempt.outcome_class) == ("t", 1, "safe")
+    assert attempt.duration_ms is not None
+    assert 1_900 < attempt.duration_ms < 3_000
+
+
+def test_a_database_that_is_down_keeps_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read-only database raises InternalError: both mean wait, and neither sets anything aside."""
+    events = [factories.failed() for _ in range(250)]
+    drained = batch(*events)
+    real, calls = drainer.record_failures, iter(range(10))
+
+    def fail_on_the_second_page(*args: Any, **kwargs: Any) -> Any:
+        number = next(calls)
+        if number == 1:
+            raise OperationalError("gone")
+        if number == 2:
+            raise InternalError("cannot execute INSERT in a read-only transaction")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(drainer, "record_failures", fail_on_the_second_page)
+    folder = drain()
+    for _ in range(2):
+        with pytest.raises(DatabaseDown):
+            folder.apply(drained)
+        assert DeadLetter.objects.count() == 100
+        assert not TaskMinute.objects.exists()
+    folder.apply(drained)
+    assert DeadLetter.objects.count() == 250
+    assert TaskMinute.objects.get().failed == 250
+    assert not SetAsideEntry.objects.exists()
+
+
+@pytest.mark.parametrize("error", [DataError("value too long"), KeyError("a bug of ours")], ids=["data", "bug"])
+def test_an_entry_that_fails_five_times_is_set_aside_and_stops_nothing(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The others of its page are recorded; it is kept sealed, shown, and recorded once its cause is mended."""
+    bad = factories.failed(task_id="bad")
+    events = [factories.failed() for _ in range(30)]
+    events.insert(17, bad)
+    real = Intake.failure
+
+    def break_on_the_bad_one(self: Intake, failed: Failed, **kwargs: Any) -> Any:
+        if failed.delivery.task_id == "bad":
+            raise error
+        return real(self, failed, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Intake, "failure", break_on_the_bad_one)
+        drain().apply(batch(*events))
+        assert DeadLetter.objects.count() == 30
+        entry = SetAsideEntry.objects.get()
+        assert type(error).__name__ in entry.reason
+        assert b"bad" not in bytes(entry.blob)
+        still = replay_set_aside(NoRepairs())
+        assert len(still.refused) == (1 if isinstance(error, KeyError | DataError) else 0)
+    done = replay_set_aside(NoRepairs())
+    assert (done.recorded, done.refused) == (1, [])
+    assert DeadLetter.objects.filter(task_id="bad").count() == 1
+    entry.refresh_from_db()
+    assert entry.applied_at is not None
+
+
+def test_what_was_lost_in_a_failover_is_replayed_once(tmp_path: Path) -> None:
+    """Kept failures are recorded again by delivery: what is missing comes back, what is there stays as it is."""
+    drain(tmp_path).apply(batch(*[factories.failed() for _ in range(5)]))
+    lost = DeadLetter.objects.first()
+    assert lost is not None
+    first_seen, incident = lost.first_seen_at, lost.incident
+    lost.delete()
+    incident.letter_count -= 1
+    incident.unresolved_count -= 1
+    incident.occurrence_count -= 1
+    incident.save()
+    kept = KeptFailures(JournalRoot(tmp_path), 1 << 20, 3_600, sealer=conf.sealer())
+    report = replay_kept(kept, NoRepairs())
+    assert (report.seen, report.recorded) == (5, 1)
+    again = DeadLetter.objects.get(task_id=lost.task_id)
+    assert abs((again.first_seen_at - first_seen).total_seconds()) < 0.1
+    incident.refresh_from_db()
+    assert (incident.letter_count, incident.unresolved_count) == (5, 5)
+    assert replay_kept(kept, NoRepairs()).recorded == 0
+
+
+def test_a_full_disk_costs_the_copy_and_not_the_letter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(KeptFailures, "keep", full)
+    drain(tmp_path).apply(batch(factories.failed()))
+    assert DeadLetter.objects.count() == 1
+    assert TaskMinute.objects.get().failed == 1
+
+
+def test_an_ignored_task_is_counted_and_makes_no_letter(settings: Any) -> None:
+    settings.OPSCONSOLE_TASK_POLICIES = [TaskPolicySpec(pattern="shop.*", ignore=True)]
+    drain().apply(batch(factories.failed()))
+    assert TaskMinute.objects.get().failed == 1
+    assert not DeadLetter.objects.exists()
+
+
+def test_a_wrong_boot_marks_the_time_as_inexact() -> None:
+    event = factories.failed(ago=30)
+    drained = batch(event)
+    drained.boot_id = "another boot"
+    drain().apply(drained)
+    letter = DeadLetter.objects.get()
+    assert letter.occurrences.get().is_exact is False
+    assert 29 < (letter.occurrences.get().recorded_at - letter.first_seen_at).total_seconds() < 32
+
+
+def test_journal_status_and_replay_speak_json(
+    tmp_path: Path, settings: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings.OPSCONSOLE_JOURNAL_DIR = str(tmp_path)
+    drain(tmp_path).apply(batch(factories.failed()))
+    call_command("journal", "status", "--json")
+    status = json.loads(capsys.readouterr().out)
+    assert status["root"] == str(tmp_path)
+    assert status["kept_bytes"] > 0
+    call_command("journal", "replay", "--json")
+    assert json.loads(capsys.readouterr().out) == {"seen": 1, "recorded": 0, "refused": []}
+
+
+def test_settlement_is_told_of_repairs_and_redeliveries_alone() -> None:
+    settlement = NoRepairs()
+    repair = ended(EndState.SUCCESS, repair_id="r")
+    back = ended(EndState.SUCCESS, redelivered=True)
+    drain(settlement=settlement).apply(batch(ended(EndState.SUCCESS), repair, back))
+    assert settlement.endings == [repair, back]
