@@ -449,6 +449,7 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> float:
 
 def show(run: Run, *, head: Sequence[str], rows: Iterable[Sequence[Any]], goals: Sequence[Goal], **more: Any) -> None:
     """Print a table, whether each goal was met, and all of it once more as one line of JSON."""
+    rows = list(rows)
     cells = [list(head), *([_cell(value) for value in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
     print(f"\n{run.name}: {run.rounds} rounds of {run.tasks}")
@@ -469,7 +470,7 @@ def show(run: Run, *, head: Sequence[str], rows: Iterable[Sequence[Any]], goals:
              "met": goal.is_met}
             for goal in goals
         ],
-        "table": {"head": list(head), "rows": [[_rounded(value) for value in row] for row in cells[1:]]},
+        "table": {"head": list(head), "rows": [_rounded(list(row)) for row in rows]},
         **{name: _rounded(value) for name, value in more.items()},
     }  # fmt: skip
     print(json.dumps(document), flush=True)

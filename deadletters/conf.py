@@ -59,6 +59,11 @@ def identity() -> Identity | None:
     return found
 
 
+def kept_seconds() -> float:
+    """Return how long a copy of a recorded failure is kept on the worker's disk, for a replay."""
+    return float(getattr(settings, "OPSCONSOLE_KEEP_JOURNAL_HOURS", 24)) * 3_600
+
+
 def grouping_mode() -> GroupingMode:
     """Return INCIDENT_GROUPING; it decides about new letters only."""
     try:

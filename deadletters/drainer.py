@@ -44,7 +44,6 @@ AT_ONCE = 100
 TRIES = 5
 LONGEST_PAUSE_SECONDS = 5.0
 RECOVER_EVERY_SECONDS = 5.0
-KEPT_SECONDS = 24 * 3600.0
 KEPT_BYTES = 512 << 20
 DATA_ERRORS = (DataError, IntegrityError)
 
@@ -374,7 +373,7 @@ class Drainer(threading.Thread):
         self.captured_at: datetime | None = None
         self._stop_asked = threading.Event()
         self._book = policies()
-        self._kept = KeptFailures(root, KEPT_BYTES, KEPT_SECONDS, sealer=conf.sealer())
+        self._kept = KeptFailures(root, KEPT_BYTES, conf.kept_seconds(), sealer=conf.sealer())
         self._drain = self._drain_of(folder.name)
         self._reader = FolderReader(folder, conf.sealer())
         self._pending: Drained | None = None

@@ -294,7 +294,7 @@ class ApiTokenManager(models.Manager["ApiToken"]):
         expires_at: datetime,
     ) -> tuple[ApiToken, str]:
         """Store a new token's digest and return it with the token itself, which nobody can read again."""
-        # knox's own generator takes its length and prefix from the host project's settings, which are not ours to trust.
+        # knox's own generator takes its length from the host project's settings, which may be short.
         plain = TOKEN_PREFIX + secrets.token_hex(32)
         token = self.create(
             digest=hash_token(plain),

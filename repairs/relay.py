@@ -7,6 +7,7 @@ lets one of them begin.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from celery import Celery
-from django.db import Error, connections, transaction
+from django.db import connections, transaction
 from django.db.models import F, Q
 from kombu import Queue
 
@@ -87,29 +88,47 @@ def repair_message(action: RepairAction, raw: RawMessage) -> Outgoing:
     )
 
 
-def publish(app: Celery, outgoing: Outgoing, *, timeout_seconds: int = 5) -> None:
-    """Send one message with the worker's own app; raises whatever the broker's client raises.
+class Outbox:
+    """One connection to the broker with the worker's own app, for a page of messages.
 
-    The queue is declared as the app knows it: a virtual transport silently drops what no binding routes (measured).
+    Every method raises whatever the broker's client raises; what was not sent is sent again with a new connection.
     """
-    declare: list[Queue] = []
-    if outgoing.queue:
-        declare.append(app.amqp.queues[outgoing.queue])
-    with app.connection_for_write() as connection:
-        connection.connect_timeout = timeout_seconds
-        connection.ensure_connection(max_retries=1, interval_start=0, timeout=timeout_seconds)
-        with connection.Producer(auto_declare=False) as producer:
-            producer.publish(
-                outgoing.body,
-                exchange=outgoing.exchange,
-                routing_key=outgoing.routing_key or outgoing.queue,
-                content_type=outgoing.content_type,
-                content_encoding=outgoing.content_encoding,
-                headers=outgoing.headers,
-                declare=declare,
-                retry=False,
-                **outgoing.properties,
-            )
+
+    def __init__(self, app: Celery, *, timeout_seconds: int = 5) -> None:
+        self.app = app
+        self.timeout_seconds = timeout_seconds
+        self._connection: Any = None
+        self._producer: Any = None
+
+    def publish(self, outgoing: Outgoing) -> None:
+        """Send one message.
+
+        Its queue is declared as the app knows it: a virtual transport silently drops what no binding routes (measured).
+        """
+        if self._producer is None:
+            self._connection = self.app.connection_for_write()
+            self._connection.connect_timeout = self.timeout_seconds
+            self._connection.ensure_connection(max_retries=1, interval_start=0, timeout=self.timeout_seconds)
+            self._producer = self._connection.Producer(auto_declare=False)
+        declare: list[Queue] = [self.app.amqp.queues[outgoing.queue]] if outgoing.queue else []
+        self._producer.publish(
+            outgoing.body,
+            exchange=outgoing.exchange,
+            routing_key=outgoing.routing_key or outgoing.queue,
+            content_type=outgoing.content_type,
+            content_encoding=outgoing.content_encoding,
+            headers=outgoing.headers,
+            declare=declare,
+            retry=False,
+            **outgoing.properties,
+        )
+
+    def close(self) -> None:
+        """Let go of the connection, whatever state it is in."""
+        connection, self._connection, self._producer = self._connection, None, None
+        if connection is not None:
+            with contextlib.suppress(Exception):
+                connection.release()
 
 
 class Relay(threading.Thread):
@@ -120,8 +139,13 @@ class Relay(threading.Thread):
         self.app = app
         self.source = source
         self.owner = owner
-        self.trouble = ""
+        self._troubles = {"database": "", "broker": ""}
         self._stop_asked = threading.Event()
+
+    @property
+    def trouble(self) -> str:
+        """What keeps repairs from being sent, in words; "" while nothing does."""
+        return "; ".join(f"{what}: {text}" for what, text in self._troubles.items() if text)
 
     def stop(self) -> None:
         self._stop_asked.set()
@@ -131,28 +155,35 @@ class Relay(threading.Thread):
         while not self._stop_asked.wait(pause):
             try:
                 sent = self.send_due()
-                self.trouble = ""
+                self._note("database", "")
                 pause = 0.0 if sent == PAGE else IDLE_SECONDS
             except Exception as error:  # noqa: BLE001  (a relay that dies leaves every repair unsent)
-                self._say(f"{type(error).__name__}: {error}")
+                self._note("database", f"{type(error).__name__}: {error}")
                 pause = min(max(pause, IDLE_SECONDS) * 2, LONGEST_BACKOFF_SECONDS / 3)
             finally:
                 if pause >= IDLE_SECONDS:
                     connections.close_all()
 
-    def _say(self, trouble: str) -> None:
-        if trouble != self.trouble:
-            logger.error("relay of %s: %s", self.source, trouble)
-        self.trouble = trouble
+    def _note(self, what: str, trouble: str) -> None:
+        if trouble and trouble != self._troubles[what]:
+            logger.error("relay of %s: %s: %s", self.source, what, trouble)
+        self._troubles[what] = trouble
 
     def send_due(self) -> int:
         """Send one page of due repairs and return how many were taken on; for the thread and for tests."""
         claimed = self._claim()
-        for action in claimed:
-            if self._stop_asked.is_set():
-                self._release(action, error="", delay=timedelta(0))
-                continue
-            self._send(action)
+        outbox = Outbox(self.app)
+        try:
+            for number, action in enumerate(claimed):
+                if self._stop_asked.is_set():
+                    self._release(claimed[number:], delay=timedelta(0))
+                    break
+                if not self._send(action, outbox):
+                    # A broker that refuses one refuses the next as well, and may take long to say so.
+                    self._release(claimed[number + 1 :], delay=timedelta(seconds=1))
+                    break
+        finally:
+            outbox.close()
         return len(claimed)
 
     def _claim(self) -> list[RepairAction]:
@@ -173,22 +204,22 @@ class Relay(threading.Thread):
             )
         return list(RepairAction.objects.filter(id__in=ids).select_related("letter").order_by("due_at", "id"))
 
-    def _send(self, action: RepairAction) -> None:
+    def _send(self, action: RepairAction, outbox: Outbox) -> bool:
+        """Send one claimed repair and mark it; returns whether the broker can be used."""
         try:
             raw = open_letter_message(action.letter)
         except OpsError as refusal:
             # The key or the message went away after planning; it may come back, and the letter shows why it waits.
-            self._release(action, error=refusal.detail, delay=timedelta(seconds=LONGEST_BACKOFF_SECONDS))
-            return
+            self._release([action], error=refusal.detail, delay=timedelta(seconds=LONGEST_BACKOFF_SECONDS))
+            return True
         try:
-            publish(self.app, repair_message(action, raw))
-        except Error:
-            raise
+            outbox.publish(repair_message(action, raw))
         except Exception as error:  # noqa: BLE001  (each transport has its own errors; all mean "not known to be sent")
             delay = min(2.0 ** min(action.send_count + 1, 5), LONGEST_BACKOFF_SECONDS)
-            self._release(action, error=f"{type(error).__name__}: {error}", delay=timedelta(seconds=delay))
-            self._say(f"{type(error).__name__}: {error}")
-            return
+            self._release([action], error=f"{type(error).__name__}: {error}", delay=timedelta(seconds=delay))
+            self._note("broker", f"{type(error).__name__}: {error}")
+            return False
+        self._note("broker", "")
         now = database_now()
         RepairAction.objects.filter(id=action.id, state=ActionState.PLANNED).update(
             state=ActionState.SENT, sent_at=now, send_error=""
@@ -199,10 +230,12 @@ class Relay(threading.Thread):
             lease_expires_at=None,
             answer_due_at=now + ANSWER_WITHIN,
         )
+        return True
 
-    def _release(self, action: RepairAction, *, error: str, delay: timedelta) -> None:
+    def _release(self, actions: list[RepairAction], *, delay: timedelta, error: str = "") -> None:
         now: datetime = database_now()
-        RepairAction.objects.filter(id=action.id, state=ActionState.PLANNED, lease_owner=self.owner).update(
+        ids = [action.id for action in actions]
+        RepairAction.objects.filter(id__in=ids, state=ActionState.PLANNED, lease_owner=self.owner).update(
             lease_owner="",
             lease_expires_at=None,
             due_at=now + delay,

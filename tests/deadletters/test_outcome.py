@@ -134,7 +134,7 @@ def charge(order: int, *, amount: int = 0) -> None:
     "call",
     [
         lambda: charge(),  # type: ignore[call-arg]
-        lambda: charge(1, 2),  # type: ignore[misc]
+        lambda: charge(1, 2),  # type: ignore[call-arg]
         lambda: charge(1, 2, amount=3),  # type: ignore[misc]
         lambda: charge(1, order=1),  # type: ignore[misc]
         lambda: charge(1, colour="red"),  # type: ignore[call-arg]

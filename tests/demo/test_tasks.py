@@ -134,6 +134,6 @@ def test_the_policies_are_accepted_and_say_whose_each_job_is() -> None:
 
 
 def test_the_settings_of_the_demo_name_what_there_is() -> None:
-    assert demo_settings.OPSCONSOLE_IDENTITY == f"{identity.__module__}.{identity.__qualname__}"
-    assert demo_settings.CELERY_IMPORTS == [tasks.__name__]
+    assert f"{identity.__module__}.{identity.__qualname__}" == demo_settings.OPSCONSOLE_IDENTITY
+    assert [tasks.__name__] == demo_settings.CELERY_IMPORTS
     assert demo_settings.OPSCONSOLE_TASK_POLICIES[-len(POLICIES) :] == POLICIES

@@ -320,10 +320,11 @@ def test_the_repeated_columns_always_equal_the_scope(olga: Any, on_call: Group, 
 def test_guardians_own_shortcuts_can_not_make_a_grant_without_reason(olga: Any) -> None:
     """C15: they would leave out who gave it, why and until when."""
     scope = CapabilityScope.objects.create(tenant=ANY, actor_type=ANY, actor_id=ANY, command_id=ANY)
+    scopes: Any = CapabilityScope.objects.all()
     with pytest.raises(IntegrityError), transaction.atomic():
         assign_perm(RETRY.codename, olga, scope)
     with pytest.raises(IntegrityError), transaction.atomic():
-        assign_perm(RETRY.codename, olga, list(CapabilityScope.objects.all()))
+        assign_perm(RETRY.codename, olga, scopes)
     assert not ScopeUserGrant.objects.exists()
 
 

@@ -116,8 +116,9 @@ def test_a_token_has_a_name_an_action_and_an_end(
 
 
 def test_a_token_without_an_end_is_refused_by_the_database(ada: Any) -> None:
+    endless: dict[str, Any] = {"digest": "d", "user": ada, "name": "n", "actions": [], "tenant": ANY, "expiry": None}
     with pytest.raises(IntegrityError), transaction.atomic():
-        ApiToken.objects.create(digest="d", user=ada, name="n", actions=[], tenant=ANY, expiry=None)
+        ApiToken.objects.create(**endless)
 
 
 def test_nobody_puts_an_action_into_a_token_that_they_lack(

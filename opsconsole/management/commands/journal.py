@@ -12,7 +12,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.db import Error
 
 from deadletters import conf
-from deadletters.drainer import KEPT_BYTES, KEPT_SECONDS
+from deadletters.drainer import KEPT_BYTES
 from deadletters.journal.folder import choose_root
 from deadletters.journal.kept import KeptFailures
 from deadletters.models import JournalFolder, SetAsideEntry, WorkerNode
@@ -38,7 +38,7 @@ class Command(BaseCommand):
 
     def handle(self, *_args: Any, subcommand: str, **options: Any) -> None:
         chosen = choose_root(getattr(settings, "OPSCONSOLE_JOURNAL_DIR", None))
-        kept = KeptFailures(chosen.root, KEPT_BYTES, KEPT_SECONDS, sealer=conf.sealer())
+        kept = KeptFailures(chosen.root, KEPT_BYTES, conf.kept_seconds(), sealer=conf.sealer())
         try:
             if subcommand == "status":
                 self._status(chosen.root.path, chosen.why, kept, options["as_json"])
