@@ -6,6 +6,7 @@ import json
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,8 +36,9 @@ class CardDeclined(Exception):
     """The error of the tasks that fail."""
 
 
+@lru_cache(maxsize=1)
 def make_app() -> Celery:
-    """Return an app with a task that does nothing and one that fails."""
+    """Return the app with a task that does nothing and one that fails."""
     app = Celery("benchmarks", broker="memory://", set_as_current=False)
 
     @app.task(name="bench.noop")

@@ -122,7 +122,7 @@ def console(run: Run, number: int) -> dict[str, Meter]:
         source=SOURCE,
         worker="bench@host",
         settlement=DatabaseSettlement(),
-        kept=drainer.KeptFailures(hooks.root, drainer.KEPT_BYTES, drainer.KEPT_SECONDS, sealer=conf.sealer()),
+        kept=drainer.KeptFailures(hooks.root, drainer.KEPT_BYTES, 3_600.0, sealer=conf.sealer()),
         book=drainer.policies(),
     )
     backend = backend_pid()

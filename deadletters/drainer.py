@@ -216,10 +216,10 @@ class FolderDrain:
             SetAsideEntry.objects.get_or_create(
                 source=self.source,
                 node=self.folder_name[:200],
-                delivery=shorten(safe_text(f"{delivery.token}:{delivery.task_id}:{delivery.retries}", 2_000), 300),
+                delivery=shorten(f"{delivery.token}:{delivery.task_id}:{delivery.retries}", 300),
                 defaults={
-                    "tenant": shorten(safe_text(delivery.tenant, 600), 100),
-                    "job_type": shorten(safe_text(delivery.task, 600), 255),
+                    "tenant": shorten(delivery.tenant, 100),
+                    "job_type": shorten(delivery.task, 255),
                     "reason": safe_text(f"{type(error).__name__}: {error}", 2_000),
                     "blob": seal_failed(failed),
                     "set_aside_at": database_now(),
@@ -315,7 +315,7 @@ def _minute_of(delivery: Delivery, at: datetime) -> tuple[str, str, datetime]:
 
 
 def _name(value: str, limit: int) -> str:
-    return shorten(safe_text(value, 5_000), limit)
+    return shorten(value, limit)
 
 
 def _concerns_repairs(ended: Ended) -> bool:

@@ -118,17 +118,17 @@ class Intake:
         delivery, error = failed.delivery, failed.error
         policy = self.policies.for_task(delivery.task)
         new_letter = new_id()
-        error_text = safe_text(self.redactor.text(error.text[: 4 * ERROR_TEXT_LIMIT]), ERROR_TEXT_LIMIT)
+        error_text = self.redactor.text(error.text, limit=ERROR_TEXT_LIMIT)
         traceback = ""
         if error.traceback:
-            traceback = safe_text(self.redactor.text(safe_text(error.traceback, TRACEBACK_LIMIT)), TRACEBACK_LIMIT)
-        error_class = shorten(safe_text(error.error_class, 300), 255)
-        call_site = shorten(safe_text(error.call_site, 400), 300)
-        job_type = shorten(safe_text(delivery.task or "invalid", 600), 255)
+            traceback = self.redactor.text(error.traceback, limit=TRACEBACK_LIMIT)
+        error_class = shorten(error.error_class, 255)
+        call_site = shorten(error.call_site, 300)
+        job_type = shorten(delivery.task or "invalid", 255)
         tenant, actor_type, actor_id = self._scope(delivery)
-        task_id = safe_text(delivery.task_id, 5_000)
+        task_id = delivery.task_id
         message_id = task_id or delivery.message_digest or delivery.token
-        fingerprint = grouping.fingerprint(safe_text(delivery.queue, 5_000), task_id or None, message_id)
+        fingerprint = grouping.fingerprint(delivery.queue, task_id or None, message_id)
         message, preview = self._message(delivery, new_letter)
         happened_at, is_exact = clock.moment(boot=failed.at_boot, wall=failed.at_wall, boot_id=boot_id)
         mode = policy.grouping or self.mode
@@ -143,7 +143,7 @@ class Intake:
             task_id=shorten(task_id, 255),
             retries=delivery.retries,
             job_type=job_type,
-            queue=shorten(safe_text(delivery.queue, 5_000), 200),
+            queue=shorten(delivery.queue, 200),
             job_id=shorten(task_id, 200),
             actor_type=actor_type,
             actor_id=actor_id,
@@ -191,13 +191,13 @@ class Intake:
             message_digest=delivery.message_digest,
             blob=message,
             key_id=self.sealer.key_id(message) if message else "",
-            exchange=shorten(safe_text(delivery.exchange, 600), 255),
-            routing_key=shorten(safe_text(delivery.routing_key, 600), 255),
+            exchange=shorten(delivery.exchange, 255),
+            routing_key=shorten(delivery.routing_key, 255),
             priority=delivery.priority,
-            root_id=shorten(safe_text(delivery.root_id, 600), 255),
-            parent_id=shorten(safe_text(delivery.parent_id, 600), 255),
-            group_id=shorten(safe_text(delivery.group_id, 600), 255),
-            chord_id=shorten(safe_text(delivery.chord_id, 600), 255),
+            root_id=shorten(delivery.root_id, 255),
+            parent_id=shorten(delivery.parent_id, 255),
+            group_id=shorten(delivery.group_id, 255),
+            chord_id=shorten(delivery.chord_id, 255),
             worker=shorten(self.worker, 255),
             release=self.release,
             trace_id=safe_text(delivery.trace_id, 64)[:64],
@@ -233,16 +233,16 @@ class Intake:
         error = ended.error or ErrorReport(error_class="", text="")
         policy = self.policies.for_task(ended.delivery.task)
         return (
-            shorten(safe_text(error.error_class, 300), 255),
-            safe_text(self.redactor.text(error.text[: 4 * ERROR_TEXT_LIMIT]), ERROR_TEXT_LIMIT),
+            shorten(error.error_class, 255),
+            self.redactor.text(error.text, limit=ERROR_TEXT_LIMIT),
             self.judgement(error, policy, ended.delivery, caught=Caught.FAILURE),
         )
 
     def _scope(self, delivery: Delivery) -> tuple[str, str, str]:
         """Return tenant, actor type and actor id as storable names; ``*`` is nobody's name."""
-        tenant = shorten(safe_text(delivery.tenant, 600), 100)
-        actor_type = shorten(safe_text(delivery.actor_type, 600), 100)
-        actor_id = shorten(safe_text(delivery.actor_id, 600), 200)
+        tenant = shorten(delivery.tenant, 100)
+        actor_type = shorten(delivery.actor_type, 100)
+        actor_id = shorten(delivery.actor_id, 200)
         if tenant in ("", "*"):
             tenant = "default"
         return tenant, "(any)" if actor_type == "*" else actor_type, "(any)" if actor_id == "*" else actor_id
@@ -260,10 +260,12 @@ class Intake:
             return seal_message(self.sealer, packed, letter_id), f"(not fully captured: {delivery.message_state.value})"
         raw = unpack_message(packed)
         decoded = decode_body(raw.body, raw.content_type or "", raw.content_encoding or "")
-        if decoded.error:
+        if decoded.error == "wrong_shape":
+            preview = self.redactor.preview([decoded.document], {}, limit=PREVIEW_LIMIT)
+        elif decoded.error:
             preview = f"({decoded.error}, {len(raw.body)} bytes)"
         else:
-            preview = self.redactor.preview(decoded.args, decoded.kwargs)
+            preview = self.redactor.preview(decoded.args, decoded.kwargs, limit=PREVIEW_LIMIT)
         return seal_message(self.sealer, packed, letter_id), safe_text(preview, PREVIEW_LIMIT)
 
 

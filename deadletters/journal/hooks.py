@@ -662,9 +662,8 @@ class Hooks:
             return
         self._complaints[what] = now, 0
         logger.error(
-            "opsconsole could not note what happened to a job (%s): %s: %s; %d entries wait or are lost, "
-            "%d more such lines were left out",
-            what,
+            "%s: %s: %s; %d entries wait or are lost, %d more such lines were left out",
+            _TROUBLE.get(what, f"opsconsole could not note what happened to a job ({what})"),
             type(exc).__name__,
             exc,
             self.dropped,
@@ -687,6 +686,12 @@ _SIGNALS: Final = (
     "task_unknown",
     "task_rejected",
 )
+_TROUBLE: Final = {
+    "append": "opsconsole cannot write its journal",
+    "claim": "opsconsole's start guard failed, a repair was not started",
+    "identity": "opsconsole could not learn whose a job is",
+    "_on_worker_init": "opsconsole has no journal in this worker and captures nothing",
+}
 _END: Final = {end: bytes((end,)) for end in End}
 # In a request beside the message's own headers.
 _NOT_HEADERS: Final = frozenset(

@@ -72,9 +72,7 @@ def mark_sent(action: RepairAction) -> RepairAction:
 def succeed(action: RepairAction) -> None:
     """Report that a repair's job has succeeded, as the drainer of its worker would."""
     sent = delivery(task_id=action.new_task_id, task=action.job_type, repair_id=str(action.id), claimed=True)
-    DatabaseSettlement().ended(
-        Ended(delivery=sent, state=EndState.SUCCESS, at_boot=boot_now(), at_wall=wall_now())
-    )
+    DatabaseSettlement().ended(Ended(delivery=sent, state=EndState.SUCCESS, at_boot=boot_now(), at_wall=wall_now()))
 
 
 def fail_again(action: RepairAction) -> list[Recorded]:

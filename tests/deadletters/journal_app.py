@@ -29,6 +29,7 @@ def make_app(environment: Mapping[str, str]) -> Celery:
     broker = environment.get("JOURNAL_APP_BROKER", "memory://")
     app = Celery("journal_app", set_as_current=False)
     options: dict[str, Any] = {}
+    transport = None
     if "://" not in broker:
         folder = Path(broker)
         for name in ("in", "control"):
@@ -39,11 +40,13 @@ def make_app(environment: Mapping[str, str]) -> Celery:
             "control_folder": str(folder / "control"),
             "polling_interval": 0.02,
         }
-        broker = "filesystem://"
+        # Our own file broker: kombu's lets a worker take a message that is half written, and die of it.
+        broker, transport = "filesystem://localhost", "opsconsole.core.filebroker:Transport"
     elif broker.startswith("redis"):
         options = {"visibility_timeout": 3600}
     app.conf.update(
         broker_url=broker,
+        broker_transport=transport,
         broker_transport_options=options,
         broker_connection_retry_on_startup=True,
         task_default_queue=environment.get("JOURNAL_APP_QUEUE", "journal_app"),

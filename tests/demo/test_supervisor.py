@@ -100,7 +100,7 @@ def test_a_signal_stops_everything(supervisor: Supervisor, start: Callable[..., 
 
 
 def test_the_latest_is_stopped_first(supervisor: Supervisor, terminal: Terminal, start: Callable[..., Child]) -> None:
-    code = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(print('bye'))); print('up', flush=True); time.sleep(60)"
+    code = "import signal, sys; signal.signal(15, lambda *_: sys.exit(print('bye'))); print('up', flush=True);" + SLEEP
     start("first", code)
     start("second", code)
     supervisor.watch()

@@ -23,6 +23,7 @@ from django.contrib.auth import get_user_model
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, connections
+from django.urls import reverse
 
 from grants.services import bootstrap
 from opsconsole.management.supervisor import Supervisor, describe_end
@@ -30,6 +31,7 @@ from opsconsole.management.supervisor import Supervisor, describe_end
 EMBEDDED_SETTINGS = "opsconsole.settings.base"
 DEMO_SETTINGS = "opsconsole.demo.settings"
 OPERATOR = "operator"
+HOME = "opsconsole:index"
 READY_WITHIN_SECONDS = 90.0
 
 
@@ -121,7 +123,7 @@ class Command(BaseCommand):
         supervisor.watch()
 
     def _announce(self, supervisor: Supervisor, url: str, sign_in: list[str], *, demo: bool) -> None:
-        lines = ["", f"Console    {url}", *sign_in]
+        lines = ["", f"Console    {url.rstrip('/')}{reverse(HOME)}", *sign_in]
         if demo:
             lines += [
                 "Demo       jobs fail on purpose. Look at the incidents, then repair what they need:",

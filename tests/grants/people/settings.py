@@ -7,4 +7,3 @@ from tests.settings import INSTALLED_APPS
 
 INSTALLED_APPS = [*INSTALLED_APPS, "tests.grants.people"]
 AUTH_USER_MODEL = os.environ["PEOPLE_USER_MODEL"]
-MIGRATION_MODULES = {"people": None}

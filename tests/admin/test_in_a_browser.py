@@ -1,0 +1,145 @@
+"""In a real browser, in which a console error, a policy violation or a foreign request fails the test."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from django.utils import timezone
+
+from deadletters.models import DeadLetter, WorkerNode
+from incidents.models import Incident
+from repairs.models import RepairAction
+from repairs.services import retry_letter
+from tests.admin.test_access import PAGES, World
+from tests.admin.test_access import world as world
+from tests.admin.tools import mark_sent, newest_repair, succeed
+from tests.cast import Cast
+from tests.factories import dead_letter
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+
+
+def log_in(page: Page, name: str = "ada") -> None:
+    page.goto("/ops/login/")
+    page.get_by_label("Username").fill(name)
+    page.get_by_label("Password").fill("pw")
+    page.get_by_role("button", name="Log in").click()
+    page.get_by_role("heading", name="Operations").wait_for()
+
+
+def settle_all() -> None:
+    """Let every repair that waits be sent and succeed."""
+    for action in RepairAction.objects.filter(state="planned"):
+        succeed(mark_sent(action))
+
+
+def test_take_it_then_one_first_then_all_of_them(page: Page, cast: Cast) -> None:
+    """A10, A12, C11: three buttons, two confirmations, and the incident closes by itself."""
+    for _ in range(4):
+        dead_letter()
+    incident = Incident.objects.get()
+    now = timezone.now()
+    WorkerNode.objects.create(
+        id="w1", source="tests", host="h", pid=1, queues=json.dumps(["celery"]),
+        tasks=json.dumps({"shop.send_mail": "(*args, **kwargs)"}), started_at=now, seen_at=now,
+    )  # fmt: skip
+    log_in(page)
+    page.get_by_role("navigation", name="Menu").get_by_role("link", name="Incidents").click()
+    page.get_by_role("link", name=f"INC-{incident.number:04d}").click()
+    page.get_by_role("button", name="Take it").click()
+    assert "ada has it" in page.inner_text("main")
+    page.get_by_role("link", name="Retry 1 first").click()
+    page.get_by_role("button", name="Retry this 1").click()
+    assert "Sent, awaiting result" in page.inner_text("main")
+    succeed(mark_sent(newest_repair()))
+    page.reload()
+    assert "3 of 4 jobs not repaired" in page.inner_text("main")
+    page.get_by_role("link", name="Retry all 3").click()
+    page.get_by_role("button", name="Retry 3").click()
+    assert "3 jobs are on their way" in page.inner_text("main")
+    settle_all()
+    page.reload()
+    assert "Closed: repaired" in page.inner_text("main")
+    assert (Incident.objects.get().state, RepairAction.objects.count()) == ("resolved", 4)
+
+
+def test_going_back_and_sending_again_repeats_nothing(page: Page, cast: Cast) -> None:
+    letter = dead_letter()
+    dead_letter()
+    log_in(page)
+    page.goto(f"/ops/dead-letters/{letter.id}/retry/")
+    page.get_by_role("button", name="Retry it").click()
+    page.get_by_text("1 job is on its way").wait_for()
+    page.go_back()
+    button = page.get_by_role("button", name="Retry it")
+    if button.count():  # the browser kept the page; else it asked again and there is nothing left to retry
+        button.click()
+    assert RepairAction.objects.count() == 1
+
+
+def test_a_double_click_sends_one_job(page: Page, cast: Cast) -> None:
+    letter = dead_letter()
+    log_in(page)
+    page.goto(f"/ops/dead-letters/{letter.id}/retry/")
+    page.get_by_role("button", name="Retry it").dblclick()
+    page.get_by_text("Sent, awaiting result").first.wait_for()
+    assert RepairAction.objects.count() == 1
+
+
+def test_selecting_all_rows_of_a_page_and_retrying_them(page: Page, cast: Cast) -> None:
+    for _ in range(3):
+        dead_letter()
+    log_in(page)
+    page.goto("/ops/dead-letters/")
+    page.get_by_label("Select all on this page").check()
+    page.get_by_role("button", name="Retry selected").click()
+    page.get_by_role("button", name="Retry 3").click()
+    page.get_by_text("3 jobs are on the way").wait_for()
+    assert DeadLetter.objects.filter(state="retrying").count() == 3
+
+
+def test_the_answer_that_does_no_harm_is_preselected(page: Page, cast: Cast) -> None:
+    letter = dead_letter(ambiguous=True)
+    log_in(page)
+    page.goto(f"/ops/dead-letters/{letter.id}/retry/")
+    assert page.get_by_label("I don't know: leave it as it is").is_checked()
+    page.get_by_label("It did not happen: run it again").check()
+    page.get_by_role("button", name="Do as answered").click()
+    page.get_by_text("Say where you saw it").wait_for()
+    page.get_by_label("Reference").fill("mailhub log")
+    page.get_by_role("button", name="Do as answered").click()
+    page.get_by_text("1 job is on its way").wait_for()
+
+
+def test_no_page_breaks_its_policy_or_asks_another_host(page: Page, world: World, cast: Cast) -> None:
+    """SEC-01: every page of the console, with text that would run if it could."""
+    hostile = "<img src=x onerror=alert(1)><script>alert(1)</script>"
+    DeadLetter.objects.update(error_text=hostile, payload_preview=hostile, worker=hostile)
+    Incident.objects.update(title=hostile, summary=hostile)
+    retry_letter(letter_id=world.letter.id, by=cast.ada, key="k", reason=hostile)
+    log_in(page)
+    for name, entry in PAGES.items():
+        if name == "ops_deadletters_deadletter_traceback":  # a file, no page
+            continue
+        answer = page.goto(entry.path(world))
+        assert answer is not None
+        assert answer.status in (200, 404), name
+    for path in ("/ops/nothing/", "/ops/incidents/?x=1", f"/ops/incidents/{world.letter.incident_id}/?show=all"):
+        page.goto(path)
+    assert page.locator("img, script:not([src])").count() == 0
+
+
+def test_a_page_fits_a_phone(page: Page, world: World, cast: Cast) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    log_in(page)
+    for name, entry in PAGES.items():
+        if name == "ops_deadletters_deadletter_traceback":
+            continue
+        page.goto(entry.path(world))
+        width = page.evaluate("document.documentElement.scrollWidth")
+        assert width <= 390, (name, width)

@@ -1,0 +1,392 @@
+"""The page of an incident: what it says, what may be done from it, and that nothing is done twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from deadletters.models import DeadLetter, LetterState
+from grants.actions import Action
+from grants.models import AuditEvent
+from incidents.models import Incident
+from incidents.services import acknowledge_incident
+from repairs.models import ActionState, RepairAction
+from tests.admin.conftest import SignIn
+from tests.admin.tools import confirm, fail_again, hidden_fields, mark_sent, newest_repair, succeed, text_of
+from tests.cast import Cast, give
+from tests.factories import dead_letter
+
+pytestmark = pytest.mark.django_db
+
+
+def _url(incident: Incident, suffix: str = "") -> str:
+    return f"/ops/incidents/{incident.id}/{suffix}"
+
+
+def _labels(client: Client, incident: Incident) -> list[tuple[str, bool]]:
+    buttons = client.get(_url(incident)).context["buttons"]
+    return [(button.label, button.is_primary) for button in [*buttons.bar, *buttons.more]]
+
+
+def _take(client: Client, incident: Incident) -> Any:
+    fields = hidden_fields(client.get(_url(incident)).content.decode(), _url(incident, "take/"))
+    return client.post(_url(incident, "take/"), fields, follow=True)
+
+
+def test_the_page_says_what_how_many_since_when_and_who(letter: DeadLetter, cast: Cast, sign_in: SignIn) -> None:
+    dead_letter()
+    text = text_of(sign_in(cast.olga).get(_url(letter.incident)).content.decode())
+    incident = Incident.objects.get(id=letter.incident_id)
+    for said in (
+        incident.title, "2 of 2 jobs not repaired", "nobody on it", "High", "Open", "tenant default", "source tests",
+        "connection refused by 127.0.0.1:2525", "2 safe to run again", "0 may already have happened",
+        "Failed jobs needing a decision", "system opened it",
+    ):  # fmt: skip
+        assert said in text, said
+
+
+def test_the_primary_button_is_the_next_step(letter: DeadLetter, cast: Cast, sign_in: SignIn) -> None:
+    """Take it, then 1 first, and all once that one has succeeded; back to 1 first after one that failed."""
+    for _ in range(3):
+        dead_letter()
+    client = sign_in(cast.olga)
+    incident = letter.incident
+
+    def primary() -> list[str]:
+        return [label for label, is_primary in _labels(client, incident) if is_primary]
+
+    assert primary() == ["Take it"]
+    _take(client, incident)
+    assert primary() == ["Retry 1 first…"]
+    confirm(client, _url(incident, "retry-one/"))
+    assert primary() == []
+    assert "Sent, awaiting result" in text_of(client.get(_url(incident)).content.decode())
+    fail_again(mark_sent(newest_repair()))
+    assert primary() == ["Take it"]
+    _take(client, incident)
+    assert primary() == ["Retry 1 first…"]
+    confirm(client, _url(incident, "retry-one/"))
+    succeed(mark_sent(newest_repair()))
+    assert primary() == ["Retry all 3…"]
+
+
+def test_taking_it_is_one_click(letter: DeadLetter, cast: Cast, sign_in: SignIn) -> None:
+    """A10."""
+    answer = _take(sign_in(cast.olga), letter.incident)
+    assert "olga has it" in text_of(answer.content.decode())
+    assert Incident.objects.get().acknowledged_by == cast.olga.ref
+
+
+def test_a_button_that_may_not_be_pressed_is_absent_and_one_line_names_the_grant(
+    letter: DeadLetter, cast: Cast, sign_in: SignIn
+) -> None:
+    client = sign_in(cast.vera)
+    text = text_of(client.get(_url(letter.incident)).content.decode())
+    assert _labels(client, letter.incident) == []
+    for action in ("incidents.acknowledge", "incidents.resolve", "incidents.close-unrepaired", "dead-letters.retry"):
+        assert f"needs the permission {action} on tenant default" in text
+
+
+def test_closing_without_repair_needs_its_own_grant(letter: DeadLetter, cast: Cast, sign_in: SignIn) -> None:
+    client = sign_in(cast.olga)
+    assert not [label for label, _ in _labels(client, letter.incident) if label.startswith("Close")]
+    give(cast.olga, Action.INCIDENTS_CLOSE_UNREPAIRED, tenant="default")
+    assert "Close without repairing 1 job…" in [label for label, _ in _labels(client, letter.incident)]
+
+
+def test_closing_without_repair_states_the_number_and_wants_code_and_summary(
+    letter: DeadLetter, cast: Cast, sign_in: SignIn
+) -> None:
+    """A11."""
+    dead_letter()
+    client = sign_in(cast.ada)
+    page = client.get(_url(letter.incident, "close/"))
+    text = text_of(page.content.decode())
+    assert "Close without repairing 2 jobs" in text
+    assert "development" in text
+    form = page.context["asked"].form
+    assert (form["code"].value(), form["summary"].value()) == (None, None)
+    assert confirm(client, _url(letter.incident, "close/")).status_code == 400
+    answers = {"code": "loss_accepted", "summary": "  went out by hand "}
+    answer = confirm(client, _url(letter.incident, "close/"), answers, follow=True)
+    assert "went out by hand" in text_of(answer.content.decode())
+    incident = Incident.objects.get()
+    assert (incident.state, incident.resolution_summary) == ("resolved", "[loss_accepted] went out by hand")
+    assert _labels(client, incident) == []
+
+
+def test_a_wrong_form_keeps_its_key_and_what_was_seen(letter: DeadLetter, cast: Cast, sign_in: SignIn) -> None:
+    client = sign_in(cast.ada)
+    url = _url(letter.incident, "close/")
+    sent = hidden_fields(client.get(url).content.decode())
+    back = hidden_fields(client.post(url, sent).content.decode())
+    assert back == sent
+
+
+def test_a_double_submit_closes_once(letter: DeadLetter, cast: Cast, sign_in: SignIn) -> None:
+    """A9: the second answer is a replay and says so."""
+    client = sign_in(cast.ada)
+    url = _url(letter.incident, "close/")
+    fields = hidden_fields(client.get(url).content.decode()) | {"code": "loss_accepted", "summary": "by hand"}
+    client.post(url, fields)
+    again = client.post(url, fields, follow=True)
+    assert "nothing was repeated" in text_of(again.content.decode())
+    assert AuditEvent.objects.filter(action="operations.incident_resolved").count() == 1
+
+
+def test_an_old_page_is_told_who_changed_it_and_how_it_stands(letter: DeadLetter, cast: Cast, sign_in: SignIn) -> None:
+    """Two people on one incident: the second sees the first before they decide."""
+    client = sign_in(cast.ada)
+    url = _url(letter.incident, "close/")
+    fields = hidden_fields(client.get(url).content.decode()) | {"code": "loss_accepted", "summary": "by hand"}
+    acknowledge_incident(incident_id=letter.incident_id, by=cast.olga, key="k")
+    answer = client.post(url, fields)
+    text = text_of(answer.content.decode())
+    assert answer.status_code == 412
+    assert "olga took it" in text
+    assert "It is now: Taken by olga" in text
+    assert Incident.objects.get().state == "acknowledged"
+
+
+def test_taking_what_somebody_took_meanwhile_says_who(letter: DeadLetter, cast: Cast, sign_in: SignIn) -> None:
+    client = sign_in(cast.ada)
+    fields = hidden_fields(client.get(_url(letter.incident)).content.decode(), _url(letter.incident, "take/"))
+    acknowledge_incident(incident_id=letter.incident_id, by=cast.olga, key="k")
+    answer = client.post(_url(letter.incident, "take/"), fields)
+    assert answer.status_code == 412
+    assert "olga took it" in text_of(answer.content.decode())
+    assert Incident.objects.get().acknowledged_by == cast.olga.ref
+
+
+def test_further_failures_do_not_stop_a_decision(letter: DeadLetter, cast: Cast, sign_in: SignIn) -> None:
+    """In a storm the version rises all the time; only what a person could have decided on counts."""
+    client = sign_in(cast.olga)
+    fields = hidden_fields(client.get(_url(letter.incident)).content.decode(), _url(letter.incident, "take/"))
+    dead_letter()
+    assert Incident.objects.get().version > int(fields["version"])
+    assert client.post(_url(letter.incident, "take/"), fields).status_code == 302
+    assert Incident.objects.get().acknowledged_by == cast.olga.ref
+
+
+def test_closing_with_an_old_number_is_refused(letter: DeadLetter, cast: Cast, sign_in: SignIn) -> None:
+    """A person who says 1 job does not close 2."""
+    client = sign_in(cast.ada)
+    url = _url(letter.incident, "close/")
+    fields = hidden_fields(client.get(url).content.decode()) | {"code": "loss_accepted", "summary": "by hand"}
+    dead_letter()
+    answer = client.post(url, fields)
+    assert answer.status_code == 409
+    assert "2 of its jobs are not repaired" in text_of(answer.content.decode())
+    assert Incident.objects.get().state == "open"
+
+
+def test_a_post_without_its_key_or_version_changes_nothing(letter: DeadLetter, cast: Cast, sign_in: SignIn) -> None:
+    client = sign_in(cast.ada)
+    assert client.post(_url(letter.incident, "take/")).status_code == 400
+    assert client.post(_url(letter.incident, "take/"), {"idempotency_key": "k"}).status_code == 412
+    assert Incident.objects.get().state == "open"
+
+
+def test_an_incident_is_taken_over_only_after_a_look_at_who_has_it(
+    letter: DeadLetter, cast: Cast, sign_in: SignIn
+) -> None:
+    acknowledge_incident(incident_id=letter.incident_id, by=cast.olga, key="k")
+    client = sign_in(cast.ada)
+    assert "Take over from olga…" in [label for label, _ in _labels(client, letter.incident)]
+    answer = confirm(client, _url(letter.incident, "take/"), follow=True)
+    assert "You have INC-" in text_of(answer.content.decode())
+    assert Incident.objects.get().acknowledged_by == cast.ada.ref
+
+
+def test_retrying_one_shows_it_and_sends_it_once(letter: DeadLetter, cast: Cast, sign_in: SignIn) -> None:
+    """A9, A12: a double click sends nothing more, and an incident nobody had is the operator's."""
+    dead_letter()
+    client = sign_in(cast.olga)
+    url = _url(letter.incident, "retry-one/")
+    page = client.get(url)
+    text = text_of(page.content.decode())
+    assert "1 safe to run again" in text
+    assert letter.job_id in text
+    assert "Nobody has this incident; retrying makes it yours." in text
+    fields = hidden_fields(page.content.decode())
+    assert fields["letter"] == str(letter.id)
+    client.post(url, fields)
+    again = client.post(url, fields, follow=True)
+    assert RepairAction.objects.count() == 1
+    assert "nothing was repeated" in text_of(again.content.decode())
+    assert Incident.objects.get().acknowledged_by == cast.olga.ref
+
+
+def test_two_tabs_send_one_job_once(letter: DeadLetter, cast: Cast, sign_in: SignIn) -> None:
+    """C17: the second tab has another key, and is told what became of the job."""
+    client = sign_in(cast.olga)
+    url = _url(letter.incident, "retry-one/")
+    first, second = (hidden_fields(client.get(url).content.decode()) for _ in range(2))
+    assert first["idempotency_key"] != second["idempotency_key"]
+    client.post(url, first)
+    answer = client.post(url, second)
+    assert answer.status_code in (409, 412)
+    assert "olga" in text_of(answer.content.decode())
+    assert RepairAction.objects.count() == 1
+
+
+def test_retry_all_sends_what_is_safe_and_asks_about_the_rest(cast: Cast, sign_in: SignIn) -> None:
+    """C19, B6: the answer that does no harm is preselected."""
+    incident, safe, ambiguous = _mixed()
+    client = sign_in(cast.olga)
+    page = client.get(_url(incident, "retry/"))
+    text = text_of(page.content.decode())
+    assert "2 safe to run again" in text
+    assert "1 may already have happened" in text
+    assert "may already have happened, because: " in text
+    assert page.context["asked"].form["answer"].value() == "leave"
+    answer = confirm(client, _url(incident, "retry/"), {"answer": "leave"}, follow=True)
+    assert "2 jobs are on their way: Sent, awaiting result. 1 left as they are." in text_of(answer.content.decode())
+    assert set(RepairAction.objects.values_list("letter_id", flat=True)) == {one.id for one in safe}
+    assert DeadLetter.objects.get(id=ambiguous.id).state == LetterState.OPEN
+
+
+def _mixed() -> tuple[Incident, list[DeadLetter], DeadLetter]:
+    """Return an incident with two safe jobs and one that may already have happened."""
+    safe = [dead_letter(), dead_letter()]
+    ambiguous = dead_letter()
+    DeadLetter.objects.filter(id=ambiguous.id).update(
+        outcome_class="ambiguous", outcome_reason="It timed out waiting for an answer."
+    )
+    return Incident.objects.get(), safe, ambiguous
+
+
+def test_an_answer_that_acts_needs_a_reference(cast: Cast, sign_in: SignIn) -> None:
+    incident, _, _ = _mixed()
+    answer = confirm(sign_in(cast.olga), _url(incident, "retry/"), {"answer": "did_not_happen"})
+    assert answer.status_code == 400
+    assert "Say where you saw it" in text_of(answer.content.decode())
+    assert not RepairAction.objects.exists()
+
+
+def test_it_did_not_happen_runs_it_again_too(cast: Cast, sign_in: SignIn) -> None:
+    incident, _, ambiguous = _mixed()
+    answers = {"answer": "did_not_happen", "reference": "mailhub log 12:03"}
+    confirm(sign_in(cast.olga), _url(incident, "retry/"), answers)
+    assert RepairAction.objects.filter(state=ActionState.PLANNED).count() == 3
+    action = newest_repair(ambiguous)
+    assert (action.provider_answer, action.reference) == ("did_not_happen", "mailhub log 12:03")
+
+
+def test_it_already_happened_closes_it_and_runs_the_others(cast: Cast, sign_in: SignIn) -> None:
+    incident, safe, ambiguous = _mixed()
+    client = sign_in(cast.olga)
+    page = hidden_fields(client.get(_url(incident, "retry/")).content.decode())
+    answers = page | {"answer": "already_happened", "reference": "mailhub log 12:03"}
+    for _ in range(2):
+        client.post(_url(incident, "retry/"), answers)
+    assert DeadLetter.objects.get(id=ambiguous.id).state == LetterState.ALREADY_DONE
+    assert RepairAction.objects.filter(action_type="retry_message").count() == len(safe)
+    assert RepairAction.objects.count() == len(safe) + 1
+
+
+def test_what_cannot_be_retried_is_listed_with_its_reason(letter: DeadLetter, cast: Cast, sign_in: SignIn) -> None:
+    DeadLetter.objects.filter(id=letter.id).update(message_state="too_large")
+    dead_letter()
+    client = sign_in(cast.olga)
+    text = text_of(client.get(_url(letter.incident, "retry/")).content.decode())
+    assert "1 can't be retried" in text
+    assert "not fully captured (too_large)" in text
+    assert "1 can't be retried" in text_of(client.get(_url(letter.incident)).content.decode())
+    confirm(client, _url(letter.incident, "retry/"))
+    assert RepairAction.objects.count() == 1
+
+
+def test_a_retry_of_all_takes_at_most_the_oldest_thousand(
+    letter: DeadLetter, cast: Cast, sign_in: SignIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("repairs.prospects.MOST_LETTERS", 2)
+    monkeypatch.setattr("repairs.prospects.FULLY_CHECKED", 1)
+    dead_letter()
+    dead_letter()
+    page = sign_in(cast.olga).get(_url(letter.incident, "retry/"))
+    assert "The oldest 2 now" in text_of(page.content.decode())
+    assert len(hidden_fields(page.content.decode())["run"].split()) == 2
+
+
+def test_a_hand_made_post_cannot_retry_a_job_of_another_incident_or_tenant(
+    letter: DeadLetter, cast: Cast, sign_in: SignIn
+) -> None:
+    """GRA-02, ADM-01."""
+    other = dead_letter(tenant="t-b")
+    client = sign_in(cast.olga)
+    fields = hidden_fields(client.get(_url(letter.incident, "retry/")).content.decode()) | {"run": str(other.id)}
+    assert client.post(_url(letter.incident, "retry/"), fields).status_code == 404
+    fields = hidden_fields(client.get(_url(letter.incident, "retry-one/")).content.decode())
+    assert client.post(_url(letter.incident, "retry-one/"), fields | {"letter": str(other.id)}).status_code == 400
+    assert client.post(_url(letter.incident, "retry-one/"), fields | {"letter": "x"}).status_code == 400
+    assert not RepairAction.objects.exists()
+
+
+def test_an_incident_closes_by_itself_once_its_jobs_have_succeeded(
+    letter: DeadLetter, cast: Cast, sign_in: SignIn
+) -> None:
+    """C11."""
+    client = sign_in(cast.olga)
+    confirm(client, _url(letter.incident, "retry-one/"))
+    succeed(mark_sent(newest_repair()))
+    text = text_of(client.get(_url(letter.incident)).content.decode())
+    assert "Closed: repaired" in text
+    assert "How this was closed before" in text
+    assert "Repaired" in text
+
+
+def test_a_failed_repair_is_back_as_repair_failed_with_its_lineage(
+    letter: DeadLetter, cast: Cast, sign_in: SignIn
+) -> None:
+    """C1, C11."""
+    client = sign_in(cast.olga)
+    confirm(client, _url(letter.incident, "retry-one/"))
+    fail_again(mark_sent(newest_repair()))
+    text = text_of(client.get(_url(letter.incident)).content.decode())
+    assert "Repair failed" in text
+    page = text_of(client.get(f"/ops/dead-letters/{letter.id}/").content.decode())
+    assert f"{letter.task_id} failed" in page
+    assert f"→ {newest_repair().new_task_id} Repair failed" in page
+
+
+def test_the_jobs_of_a_big_incident_are_paged(letter: DeadLetter, cast: Cast, sign_in: SignIn) -> None:
+    for _ in range(29):
+        dead_letter()
+    client = sign_in(cast.olga)
+    first = client.get(_url(letter.incident))
+    second = client.get(_url(letter.incident) + first.context["letters_next"])
+    shown = [row["letter"].id for page in (first, second) for row in page.context["letters"]]
+    assert (len(first.context["letters"]), len(set(shown))) == (25, 30)
+    assert client.get(_url(letter.incident) + "?show=nonsense").status_code == 400
+    for show in ("decision", "safe", "ambiguous", "not_declared", "blocked", "awaiting", "all"):
+        assert client.get(_url(letter.incident) + f"?show={show}").status_code == 200
+
+
+def test_jobs_that_the_operator_may_not_see_are_not_listed(letter: DeadLetter, cast: Cast, sign_in: SignIn) -> None:
+    """GRA-02: an incident names its own tenant's jobs only, and each by its own scope."""
+    text = sign_in(cast.bram).get(_url(letter.incident)).content.decode()
+    assert letter.job_id not in text
+
+
+def test_a_job_of_a_closed_incident_can_still_be_retried_from_its_own_page(
+    letter: DeadLetter, cast: Cast, sign_in: SignIn
+) -> None:
+    client = sign_in(cast.ada)
+    confirm(client, _url(letter.incident, "close/"), {"code": "loss_accepted", "summary": "by hand"})
+    answer = client.get(f"/ops/dead-letters/{letter.id}/")
+    assert "Closed without repair" in text_of(answer.content.decode())
+    assert "Retry…" in [button.label for button in answer.context["buttons"].bar]
+    confirm(client, f"/ops/dead-letters/{letter.id}/retry/")
+    assert newest_repair(letter).state == ActionState.PLANNED
+
+
+def test_a_closed_incident_offers_no_close(letter: DeadLetter, cast: Cast, sign_in: SignIn) -> None:
+    client = sign_in(cast.ada)
+    confirm(client, _url(letter.incident, "close/"), {"code": "loss_accepted", "summary": "by hand"})
+    assert client.get(_url(letter.incident, "close/")).status_code == 302
+    text = text_of(client.get(_url(letter.incident, "retry/")).content.decode())
+    assert "There is nothing to retry" in text
+    assert "No job of INC-" in text_of(client.get(_url(letter.incident, "retry-one/")).content.decode())

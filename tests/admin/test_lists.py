@@ -1,0 +1,311 @@
+"""Lists: pages by key, few queries, nothing counted, and no field but those offered."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+
+from deadletters import conf
+from deadletters.models import DeadLetter, WorkerNode
+from grants.actions import Action
+from incidents.models import Incident, Severity
+from opsconsole.core.database import database_now
+from repairs.services import retry_incident
+from tests.admin.conftest import SignIn
+from tests.admin.tools import text_of
+from tests.cast import Cast, give
+from tests.factories import dead_letter, seconds
+
+pytestmark = pytest.mark.django_db
+
+QUERIES = {
+    # path: queries of a signed-in operator with a warm machinery line; session and user are two of them.
+    "/ops/incidents/": 7,
+    "/ops/dead-letters/": 7,
+    "/ops/repairs/": 7,
+    "/ops/audit/": 5,
+    "/ops/workers/": 4,
+    "/ops/permissions/": 7,
+    "/ops/tokens/": 4,
+    "/ops/": 3,
+}
+LONGEST = {"incident": 30, "dead letter": 25}
+
+
+def _numbers(answer: Any) -> list[int]:
+    return [row.number for row in answer.context["cl"].result_list]
+
+
+def _queries(client: Client, path: str) -> list[str]:
+    """Return the statements of one page, none of which counts or skips; PostgreSQL is also asked for its clock."""
+    with CaptureQueriesContext(connection) as found:
+        assert client.get(path).status_code == 200
+    texts = [query["sql"] for query in found.captured_queries]
+    assert not [text for text in texts if "COUNT(" in text.upper() or " OFFSET " in text.upper()]
+    return [text for text in texts if "clock_timestamp" not in text]
+
+
+def _make_incidents(count: int) -> None:
+    model = dead_letter().incident
+    Incident.objects.bulk_create(
+        Incident(
+            number=1_000 + number, tenant="default", source="tests", key=f"k{number}", title=f"incident {number}",
+            severity=list(Severity)[number % 4], first_seen_at=model.first_seen_at, opened_at=model.first_seen_at,
+            last_seen_at=model.last_seen_at,
+        )
+        for number in range(count)
+    )  # fmt: skip
+
+
+def test_incidents_are_listed_by_severity_then_newest(cast: Cast, sign_in: SignIn) -> None:
+    """A8."""
+    _make_incidents(12)
+    shown = sign_in(cast.ada).get("/ops/incidents/").context["cl"].result_list
+    keys = [(row.severity, row.last_seen_at, row.id) for row in shown]
+    assert len(keys) == 13
+    assert keys == sorted(keys, reverse=True)
+
+
+def test_pages_by_key_show_every_incident_once_forwards_and_back(cast: Cast, sign_in: SignIn) -> None:
+    """SCA-01."""
+    _make_incidents(119)
+    client = sign_in(cast.ada)
+    answer = client.get("/ops/incidents/")
+    pages = [_numbers(answer)]
+    while address := answer.context["cl"].next_page:
+        answer = client.get(f"/ops/incidents/{address}")
+        pages.append(_numbers(answer))
+    assert [len(page) for page in pages] == [50, 50, 20]
+    assert len({number for page in pages for number in page}) == 120
+    back = client.get(f"/ops/incidents/{answer.context['cl'].previous_page}")
+    assert _numbers(back) == pages[1]
+
+
+def test_a_row_that_arrives_meanwhile_moves_no_page(cast: Cast, sign_in: SignIn) -> None:
+    _make_incidents(60)
+    client = sign_in(cast.ada)
+    first = client.get("/ops/incidents/")
+    rest = {row.number for row in Incident.objects.all()} - set(_numbers(first))
+    Incident.objects.filter(number=_numbers(first)[-1]).update(title="renamed")
+    worst = Incident.objects.get(number=1_003)
+    Incident.objects.filter(id=worst.id).update(severity=Severity.CRITICAL)
+    second = client.get(f"/ops/incidents/{first.context['cl'].next_page}")
+    assert set(_numbers(second)) == rest - {1_003}
+
+
+@pytest.mark.parametrize("path", QUERIES)
+def test_a_list_has_few_queries_and_counts_nothing(path: str, cast: Cast, sign_in: SignIn) -> None:
+    """SCA-01: the same number of queries however many rows there are."""
+    dead_letter()
+    retry_incident(
+        incident_id=Incident.objects.get().id, by=cast.ada, key="k", letter_ids=[DeadLetter.objects.get().id]
+    )
+    for _ in range(5):
+        dead_letter()
+    client = sign_in(cast.ada)
+    client.get(path)
+    assert len(_queries(client, path)) == QUERIES[path]
+
+
+def test_the_pages_of_one_record_have_few_queries_and_count_nothing(cast: Cast, sign_in: SignIn) -> None:
+    for _ in range(30):
+        dead_letter()
+    letter = dead_letter()
+    client = sign_in(cast.ada)
+    for path, most in (
+        (f"/ops/incidents/{letter.incident_id}/", LONGEST["incident"]),
+        (f"/ops/dead-letters/{letter.id}/", LONGEST["dead letter"]),
+        (f"/ops/incidents/{letter.incident_id}/retry/", LONGEST["incident"]),
+    ):
+        assert len(_queries(client, path)) <= most
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "acknowledged_by__password__startswith=pbkdf2",
+        "resolved_by__email__startswith=a",
+        "ordering=acknowledged_by__password",
+        "ordering=-details__token",
+        "incident__tenant=t-b",
+        "tenant__startswith=t",
+        "state=nonsense",
+        "severity=nonsense",
+        "cursor=nonsense",
+        "all=&id__in=1",
+        "q=1&title__contains=x",
+    ],
+)
+@pytest.mark.parametrize("path", ["/ops/incidents/", "/ops/dead-letters/"])
+def test_only_what_the_list_offers_can_be_asked(path: str, query: str, cast: Cast, sign_in: SignIn) -> None:
+    """SEC-02: anything else is 400, whether or not such a field exists."""
+    answer = sign_in(cast.olga).get(f"{path}?{query}")
+    assert answer.status_code == 400
+    assert "Content-Security-Policy" in answer.headers
+
+
+@pytest.mark.parametrize("order", ["o=1", "o=-3", "o=2.1", "o=99", "_popup=1", "p=7", "p=x", "_facets=True"])
+def test_the_order_of_a_list_cannot_be_chosen(order: str, cast: Cast, sign_in: SignIn) -> None:
+    """SEC-02: an order is an oracle too."""
+    _make_incidents(5)
+    client = sign_in(cast.olga)
+    assert _numbers(client.get(f"/ops/incidents/?{order}")) == _numbers(client.get("/ops/incidents/"))
+
+
+def test_a_cursor_of_another_list_is_refused(cast: Cast, sign_in: SignIn) -> None:
+    _make_incidents(60)
+    client = sign_in(cast.ada)
+    address = client.get("/ops/incidents/").context["cl"].next_page
+    assert client.get(f"/ops/dead-letters/{address}").status_code == 400
+
+
+def test_a_cursor_shows_nothing_of_another_tenant(cast: Cast, sign_in: SignIn) -> None:
+    """SEC-02: a cursor is a place in the order, not a permission."""
+    dead_letter(tenant="t-b")
+    mine = dead_letter()
+    forged = json.dumps(["ops_incidents.incident", 0, 0, 50, "2999-01-01 00:00:00+00:00", str(mine.incident_id)])
+    cursor = base64.urlsafe_b64encode(forged.encode()).decode().rstrip("=")
+    answer = sign_in(cast.olga).get(f"/ops/incidents/?cursor={cursor}")
+    assert answer.status_code in (200, 400)
+    if answer.status_code == 200:
+        assert {row.tenant for row in answer.context["cl"].result_list} <= {"default"}
+
+
+def test_an_incident_is_found_by_its_number_in_any_state(cast: Cast, sign_in: SignIn) -> None:
+    _make_incidents(5)
+    client = sign_in(cast.ada)
+    for text in ("1003", "INC-1003", "inc-01003", "#1003"):
+        assert _numbers(client.get("/ops/incidents/", {"q": text})) == [1_003]
+    assert _numbers(client.get("/ops/incidents/", {"q": "100"})) == []
+    assert _numbers(client.get("/ops/incidents/", {"q": "9" * 30})) == []
+
+
+def test_a_search_finds_no_incident_of_another_tenant(cast: Cast, sign_in: SignIn) -> None:
+    other = dead_letter(tenant="t-b").incident
+    assert _numbers(sign_in(cast.olga).get("/ops/incidents/", {"q": str(other.number)})) == []
+
+
+def test_a_job_is_found_by_its_exact_ids_and_by_nothing_redacted(cast: Cast, sign_in: SignIn) -> None:
+    """SEC-02: search hunter2."""
+    found = dead_letter(body=b'[["a"], {"password": "hunter2"}, {}]')
+    client = sign_in(cast.olga)
+    for text, count in ((found.task_id, 1), (found.job_id, 1), (found.task_id[:-1], 0), ("hunter2", 0), ("a", 0)):
+        rows = client.get("/ops/dead-letters/", {"q": text}).context["cl"].result_list
+        assert len(rows) == count, text
+
+
+def test_filters_keep_what_they_say(cast: Cast, sign_in: SignIn) -> None:
+    dead_letter()
+    dead_letter(ambiguous=True, tenant="t-b")
+    client = sign_in(cast.ada)
+
+    def tenants(query: str) -> list[str]:
+        return sorted(row.tenant for row in client.get(f"/ops/incidents/?{query}").context["cl"].result_list)
+
+    assert tenants("") == ["default", "t-b"]
+    assert tenants("tenant=t-b") == ["t-b"]
+    assert tenants("severity=low") == []
+    assert tenants("severity=high") == ["default", "t-b"]
+    assert tenants("mine=yes") == []
+    assert tenants("state=resolved") == []
+    assert tenants("state=") == ["default", "t-b"]
+    letters = client.get("/ops/dead-letters/?outcome=ambiguous").context["cl"].result_list
+    assert [row.tenant for row in letters] == ["t-b"]
+    number = Incident.objects.get(tenant="t-b").number
+    letters = client.get(f"/ops/dead-letters/?incident=INC-{number:04d}").context["cl"].result_list
+    assert [row.tenant for row in letters] == ["t-b"]
+
+
+def test_the_tenant_filter_names_only_tenants_one_may_see(cast: Cast, sign_in: SignIn) -> None:
+    """GRA-02, SCA-01: and it reads no table to find them, except where every tenant may be seen."""
+    for tenant in ("default", "t-b", "t-c"):
+        dead_letter(tenant=tenant)
+    give(cast.olga, Action.INSPECT, tenant="t-z")
+
+    def named(operator: Any) -> list[str]:
+        filters = sign_in(operator).get("/ops/incidents/").context["link_filters"]
+        return [choice["display"] for spec, choices in filters if spec.title == "tenant" for choice in choices]
+
+    assert named(cast.olga) == ["default", "t-z", "All"]
+    assert named(cast.bram) == ["t-b", "All"]
+    assert named(cast.vera) == ["default", "t-b", "t-c", "All"]
+
+
+def test_too_many_tenants_are_typed_instead_of_listed(cast: Cast, sign_in: SignIn) -> None:
+    dead_letter()
+    for number in range(51):
+        give(cast.olga, Action.INSPECT, tenant=f"t-{number:03d}")
+    answer = sign_in(cast.olga).get("/ops/incidents/?tenant=t-001")
+    assert answer.status_code == 200
+    assert [spec.title for spec in answer.context["typed_filters"]] == ["tenant"]
+    assert _numbers(answer) == []
+
+
+def test_a_grant_for_one_actor_shows_its_jobs_and_no_incident(cast: Cast, sign_in: SignIn) -> None:
+    """B1."""
+    mine = dead_letter(actor_type="customer", actor_id="7")
+    dead_letter(actor_type="customer", actor_id="8")
+    give(cast.nobody, Action.INSPECT, tenant="default", actor_type="customer", actor_id="7")
+    client = sign_in(cast.nobody)
+    assert [row.id for row in client.get("/ops/dead-letters/").context["cl"].result_list] == [mine.id]
+    assert _numbers(client.get("/ops/incidents/")) == []
+    assert client.get(f"/ops/incidents/{mine.incident_id}/").status_code == 404
+    assert client.get(f"/ops/dead-letters/{mine.id}/").status_code == 200
+
+
+def test_a_nul_in_a_filter_or_search_is_no_error(cast: Cast, sign_in: SignIn) -> None:
+    client = sign_in(cast.ada)
+    for query in ("q=%00", "incident=%00", "tenant=%00"):
+        assert client.get(f"/ops/dead-letters/?{query}").status_code in (200, 400)
+    assert client.get("/ops/audit/?tenant=%00&action=%00").status_code == 200
+
+
+def test_the_audit_list_begins_with_what_people_did(cast: Cast, sign_in: SignIn) -> None:
+    letter = dead_letter()
+    retry_incident(incident_id=letter.incident_id, by=cast.olga, key="k", letter_ids=[letter.id])
+    client = sign_in(cast.ada)
+
+    def kinds(query: str) -> set[str]:
+        return {row.operator_kind for row in client.get(f"/ops/audit/?{query}").context["cl"].result_list}
+
+    assert kinds("") == {"person", "cli"}
+    assert kinds("who=machines") == {"system"}
+    assert kinds("who=") == {"person", "cli", "system"}
+    rows = client.get("/ops/audit/?operator_name=olga&action=dead-letters.retry").context["cl"].result_list
+    assert [row.target_id for row in rows] == [str(letter.id)]
+    assert client.get("/ops/audit/?tenant=t-b").context["cl"].result_list == []
+
+
+def test_the_audit_list_shows_only_tenants_whose_audit_one_may_read(cast: Cast, sign_in: SignIn) -> None:
+    """B16."""
+    dead_letter()
+    dead_letter(tenant="t-b")
+    give(cast.olga, Action.AUDIT_READ, tenant="t-b")
+    rows = sign_in(cast.olga).get("/ops/audit/?who=").context["cl"].result_list
+    assert {row.tenant for row in rows} == {"t-b"}
+
+
+def test_workers_are_alive_late_gone_or_stopped(cast: Cast, sign_in: SignIn) -> None:
+    now = database_now()
+    for name, age, stopped, digest in (
+        ("a", 5, False, conf.settings_digest()), ("b", 40, False, ""), ("c", 90, False, "other"), ("d", 5, True, ""),
+    ):  # fmt: skip
+        WorkerNode.objects.create(
+            id=name, source="tests", host=name, pid=1, queues='["mail"]', tasks='{"shop.send_mail": "(a)"}',
+            settings_digest=digest, started_at=now, seen_at=now - seconds(age), stopped_at=now if stopped else None,
+            trouble="disk full" if name == "b" else "",
+        )  # fmt: skip
+    client = sign_in(cast.vera)
+    rows = {cells[0]: cells for _, _, cells in client.get("/ops/workers/").context["rows"]}
+    assert {name: cells[1] for name, cells in rows.items()} == {"a": "Alive", "b": "Late", "c": "Gone", "d": "Stopped"}
+    assert (rows["a"][-1], rows["b"][-1]) == ("none", "disk full")
+    assert "settings differ" in rows["c"][-1]
+    text = text_of(client.get("/ops/workers/a/").content.decode())
+    assert "shop.send_mail(a)" in text
+    assert client.get("/ops/workers/nobody/").status_code == 404

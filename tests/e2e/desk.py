@@ -1,0 +1,201 @@
+"""An operator's desk: a process that sends jobs and calls services, one JSON line in, one out.
+
+It lives in a process of its own because the test run has other settings, and stays, because starting one takes seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from io import StringIO
+from typing import Any
+from uuid import UUID, uuid4
+
+import django
+
+django.setup()
+
+from django.conf import settings  # noqa: E402
+from django.core.management import call_command  # noqa: E402
+from django.db import connections  # noqa: E402
+from django.db.models import Sum  # noqa: E402
+from django.test import Client  # noqa: E402
+
+from deadletters.drainer import COUNTED  # noqa: E402
+from deadletters.models import DeadLetter, Occurrence, TaskMinute, WorkerNode  # noqa: E402
+from grants.actions import Action  # noqa: E402
+from grants.operators import Operator  # noqa: E402
+from grants.principals import user_named  # noqa: E402
+from grants.services import bootstrap, create_token  # noqa: E402
+from incidents.models import Incident  # noqa: E402
+from opsconsole.celery import app  # noqa: E402
+from opsconsole.core.database import database_now  # noqa: E402
+from repairs.models import RepairAction  # noqa: E402
+from repairs.services import retry_incident  # noqa: E402
+
+USER = "e2e"
+
+
+def source() -> str:
+    return str(settings.OPSCONSOLE_SOURCE)
+
+
+def operator() -> Operator:
+    bootstrap(username=USER, create=True)
+    return Operator.cli(user_named(USER))
+
+
+def send(jobs: dict[str, int], misfits: tuple[str, ...] = (), pause: float = 0.0) -> dict[str, list[str]]:
+    """Send so many of each job, mixed, and return their ids by name."""
+    sent: dict[str, list[str]] = {name: [] for name in jobs}
+    for number in range(max(jobs.values())):
+        for name, count in jobs.items():
+            if number < count:
+                kwargs = {"nummber": number} if name in misfits else {"number": number}
+                task = name.removesuffix(":misfit")
+                sent[name].append(app.send_task(task, kwargs=kwargs).id)
+        if pause:
+            time.sleep(pause)
+    return sent
+
+
+def letters() -> list[dict[str, Any]]:
+    """Return every letter of this source with when its occurrences happened."""
+    rows = DeadLetter.objects.filter(source=source()).order_by("id")
+    happened: dict[UUID, list[float]] = {}
+    for letter_id, at in Occurrence.objects.filter(letter__source=source()).values_list("letter_id", "happened_at"):
+        happened.setdefault(letter_id, []).append(at.timestamp())
+    return [
+        {
+            "id": str(row.id),
+            "task_id": row.task_id,
+            "job_type": row.job_type,
+            "state": row.state,
+            "caught": row.caught,
+            "outcome": row.outcome_class,
+            "incident": str(row.incident_id),
+            "occurrence_count": row.occurrence_count,
+            "happened": sorted(happened.get(row.id, [])),
+        }
+        for row in rows
+    ]
+
+
+def count_letters() -> int:
+    return DeadLetter.objects.filter(source=source()).count()
+
+
+def incidents() -> list[dict[str, Any]]:
+    return [
+        {
+            "id": str(row.id),
+            "number": row.number,
+            "job_type": row.job_type,
+            "state": row.state,
+            "letters": row.letter_count,
+            "occurrences": row.occurrence_count,
+            "unresolved": row.unresolved_count,
+            "resolved_by": row.resolved_by,
+        }
+        for row in Incident.objects.filter(source=source()).order_by("number")
+    ]
+
+
+def repairs() -> list[dict[str, Any]]:
+    return [
+        {
+            "state": row.state,
+            "task_id": row.new_task_id,
+            "old_task_id": row.letter.task_id,
+            "job_type": row.job_type,
+            "error": row.error_code,
+            "sends": row.send_count,
+            "send_error": row.send_error,
+        }
+        for row in RepairAction.objects.filter(source=source()).select_related("letter").order_by("id")
+    ]
+
+
+def retry(incident: str, expected_count: int) -> dict[str, Any]:
+    """Retry all letters of an incident through the service, and say how long the call took."""
+    began = time.monotonic()
+    done = retry_incident(
+        incident_id=UUID(incident),
+        by=operator(),
+        key=str(uuid4()),
+        expected_count=expected_count,
+        provider_checked=True,
+    )
+    return {
+        "planned": done.planned,
+        "refused": sorted({result.code for result in done.results if result.status == "refused"}),
+        "seconds": time.monotonic() - began,
+    }
+
+
+def retry_over_rest(incident: str, expected_count: int) -> dict[str, Any]:
+    operator()
+    token = create_token(
+        by=Operator.from_user(user_named(USER)),
+        name="e2e",
+        actions=set(Action),
+        tenant="*",
+        expires_at=database_now().replace(year=2099),
+        key=str(uuid4()),
+    )
+    answer = Client().post(
+        f"/api/v1/incidents/{incident}/retry",
+        data=json.dumps({"all": True, "expected_count": expected_count, "provider_checked": True}),
+        content_type="application/json",
+        headers={"Authorization": f"Bearer {token.plain}", "Idempotency-Key": str(uuid4()), "Host": "localhost"},
+    )
+    return {"status": answer.status_code, "body": answer.json()}
+
+
+def retry_over_cli(incident: str, expected_count: int) -> str:
+    out = StringIO()
+    operator()
+    call_command(
+        "incidents", "retry", incident, "--all", str(expected_count), "--provider-checked", "--operator", USER,
+        "--json", stdout=out,
+    )  # fmt: skip
+    return out.getvalue()
+
+
+def balance() -> dict[str, int]:
+    """Return the sums of the balance line: what was received, and how it ended."""
+    sums = TaskMinute.objects.filter(source=source()).aggregate(**{name: Sum(name) for name in COUNTED})
+    return {name: value or 0 for name, value in sums.items()}
+
+
+def nodes() -> list[dict[str, Any]]:
+    rows = WorkerNode.objects.filter(source=source()).order_by("started_at")
+    return [{"id": row.id, "pid": row.pid, "trouble": row.trouble, "tasks": json.loads(row.tasks)} for row in rows]
+
+
+COMMANDS: dict[str, Callable[..., Any]] = {
+    function.__name__: function
+    for function in (
+        send, letters, count_letters, incidents, repairs, retry, retry_over_rest, retry_over_cli, balance, nodes,
+    )
+}  # fmt: skip
+
+
+def main() -> None:
+    print(json.dumps({"answer": "ready"}), flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        try:
+            answer = {"answer": COMMANDS[asked.pop("do")](**asked)}
+        except Exception:
+            answer = {"error": traceback.format_exc()}
+            # A connection that a database outage has killed must not be used again.
+            connections.close_all()
+        print(json.dumps(answer, default=str), flush=True)
+
+
+if __name__ == "__main__":
+    main()
