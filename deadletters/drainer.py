@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 from uuid import UUID
 
 from django.db import DataError, Error, IntegrityError, connections, transaction
@@ -32,7 +32,7 @@ from deadletters.outcome import Effects
 from deadletters.policy import TaskPolicySpec
 from deadletters.recorder import Recorded, record_failures
 from opsconsole.core.clock import boot_id, boot_now, wall_now
-from opsconsole.core.database import RowWriter, database_now, locked
+from opsconsole.core.database import RowWriter, database_now
 from opsconsole.core.ids import new_id
 from opsconsole.core.safe_text import safe_text, shorten
 
@@ -41,11 +41,17 @@ logger = logging.getLogger(__name__)
 TICK_SECONDS = 0.25
 READ_BYTES = 1 << 20
 AT_ONCE = 100
+IDLE_SECONDS = 10.0
+"""Opening a connection costs the server about as much as recording a hundred failures (measured)."""
 TRIES = 5
 LONGEST_PAUSE_SECONDS = 5.0
 RECOVER_EVERY_SECONDS = 5.0
 KEPT_BYTES = 512 << 20
 DATA_ERRORS = (DataError, IntegrityError)
+
+
+Counts: TypeAlias = dict[tuple[str, str, datetime], list[int]]
+"""How many of each kind, by tenant, task and minute."""
 
 
 class Settlement(Protocol):
@@ -244,7 +250,7 @@ class FolderDrain:
     def _count(self, drained: Drained, intake: Intake, clock: HostClock) -> None:
         """Commit counts, attempts and offsets together: counts, unlike letters, have no key to save them."""
         batch = drained.batch
-        counts: dict[tuple[str, str, datetime], list[int]] = defaultdict(lambda: [0] * len(COUNTED))
+        counts: Counts = defaultdict(lambda: [0] * len(COUNTED))
         attempts = []
         for delivery in batch.received:
             at, _exact = clock.moment(boot=delivery.received_boot, wall=delivery.received_wall, boot_id=drained.boot_id)
@@ -255,26 +261,38 @@ class FolderDrain:
             if isinstance(event, Ended) and event.state == EndState.RETRY:
                 attempts.append(self._attempt_row(event, intake, at))
         try:
-            with transaction.atomic():
-                ATTEMPTS.insert(attempts)
-                rows = [
-                    (self.source, tenant, task, minute, *numbers)
-                    for (tenant, task, minute), numbers in sorted(counts.items())
-                ]
-                MINUTES.insert(rows)
-                row = locked(JournalFolder.objects.filter(name=self.folder_name)).first()
-                offsets = {**(json.loads(row.offsets) if row else {}), **batch.offsets}
-                JournalFolder.objects.update_or_create(
-                    name=self.folder_name,
-                    defaults={
-                        "source": self.source,
-                        "offsets": json.dumps(offsets, sort_keys=True),
-                        "changed_at": clock.database_now,
-                        "closed_at": clock.database_now if drained.is_last else None,
-                    },
-                )
+            self._write_counts(drained, counts, attempts, clock.database_now)
         except Error as error:
-            raise DatabaseDown(f"{type(error).__name__}: {error}") from error
+            if not isinstance(error, DATA_ERRORS):
+                raise DatabaseDown(f"{type(error).__name__}: {error}") from error
+            # A name that cannot be stored must not stop the journal: the numbers stay right, under a name that can be.
+            logger.exception("counts of %s", self.worker)
+            merged: Counts = defaultdict(lambda: [0] * len(COUNTED))
+            for (_tenant, _task, minute), numbers in counts.items():
+                for index, number in enumerate(numbers):
+                    merged["default", "invalid", minute][index] += number
+            try:
+                self._write_counts(drained, merged, [], clock.database_now)
+            except Error as second:
+                raise DatabaseDown(f"{type(second).__name__}: {second}") from second
+
+    def _write_counts(self, drained: Drained, counts: Counts, attempts: list[tuple[Any, ...]], now: datetime) -> None:
+        with transaction.atomic():
+            ATTEMPTS.insert(attempts)
+            MINUTES.insert(
+                (self.source, tenant, task, minute, *numbers)
+                for (tenant, task, minute), numbers in sorted(counts.items())
+            )
+            # The reader's and no older ones: segments that are gone would add up in a worker's long life.
+            JournalFolder.objects.update_or_create(
+                name=self.folder_name,
+                defaults={
+                    "source": self.source,
+                    "offsets": json.dumps(drained.batch.offsets, sort_keys=True),
+                    "changed_at": now,
+                    "closed_at": now if drained.is_last else None,
+                },
+            )
 
     def _attempt_row(self, ended: Ended, intake: Intake, at: datetime) -> tuple[Any, ...]:
         error_class, error_text, judgement = intake.retried(ended)
@@ -377,6 +395,7 @@ class Drainer(threading.Thread):
         self._drain = self._drain_of(folder.name)
         self._reader = FolderReader(folder, conf.sealer())
         self._pending: Drained | None = None
+        self._worked_at = time.monotonic()
 
     def stop(self) -> None:
         self._stop_asked.set()
@@ -407,8 +426,8 @@ class Drainer(threading.Thread):
                 pause = LONGEST_PAUSE_SECONDS
                 if stopping:
                     break
-            if pause:
-                # Idle or in trouble: a kept connection would not follow a failover, and costs the server a backend.
+            if self.trouble or time.monotonic() - self._worked_at > IDLE_SECONDS:
+                # In trouble a kept connection would not follow a failover; idle it costs the server a backend.
                 connections.close_all()
         connections.close_all()
 
@@ -417,8 +436,10 @@ class Drainer(threading.Thread):
         self.flush()
         if self._pending is None:
             batch = self._reader.read(READ_BYTES)
-            if batch.offsets == {} and not batch.events and not batch.received:
+            if not batch.events and not batch.received and batch.exhausted:
+                # Starts and acknowledgements alone change nothing that is counted; the next batch brings their offsets.
                 return False
+            self._worked_at = time.monotonic()
             self._pending = Drained(batch=batch, boot_id=batch.boot_id or boot_id())
             if self.behind_since is None:
                 self.behind_since = time.monotonic()

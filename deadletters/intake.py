@@ -14,7 +14,7 @@ from uuid import UUID
 from deadletters import grouping
 from deadletters.journal.events import Caught, Delivery, Ended, ErrorReport, Failed, MessageState
 from deadletters.journal.frames import MESSAGE_CONTEXT
-from deadletters.journal.message import unpack_message
+from deadletters.journal.message import unpack_body
 from deadletters.outcome import Judgement, judge
 from deadletters.policy import PolicyBook, TaskPolicySpec
 from incidents.models import Severity
@@ -62,6 +62,7 @@ class Failure:
     delivery: str
     task_id: str
     retries: int
+    task: str  # the name as it came, which the words about its failure are made of
     job_type: str
     queue: str
     job_id: str
@@ -79,8 +80,6 @@ class Failure:
     severity: Severity
     grouping: grouping.GroupingMode
     incident_key: str
-    title: str
-    summary: str
     preview: str
     message_state: MessageState
     message_digest: str
@@ -99,6 +98,31 @@ class Failure:
     sentry_id: str
     never_started: bool = False
     is_set_aside: bool = False
+
+    @property
+    def title(self) -> str:
+        """The title of the incident that it opens, made only then: most failures find theirs open."""
+        return grouping.title(
+            mode=self.grouping,
+            task=self.task,
+            error_class=self.error_class,
+            caught=self.caught,
+            call_site=self.call_site,
+            text=self.error_text,
+        )
+
+    @property
+    def summary(self) -> str:
+        """The summary of the incident that it opens."""
+        return grouping.summary(
+            mode=self.grouping,
+            task=self.task,
+            queue=self.queue,
+            error_class=self.error_class,
+            caught=self.caught,
+            call_site=self.call_site,
+            text=self.error_text,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +166,7 @@ class Intake:
             delivery=shorten(f"{message_id}:{delivery.retries}", 300),
             task_id=shorten(task_id, 255),
             retries=delivery.retries,
+            task=delivery.task,
             job_type=job_type,
             queue=shorten(delivery.queue, 200),
             job_id=shorten(task_id, 200),
@@ -168,23 +193,6 @@ class Intake:
                 text=error_text,
                 caught=failed.caught,
                 fingerprint=fingerprint,
-            ),
-            title=grouping.title(
-                mode=mode,
-                task=delivery.task,
-                error_class=error_class,
-                caught=failed.caught,
-                call_site=call_site,
-                text=error_text,
-            ),
-            summary=grouping.summary(
-                mode=mode,
-                task=delivery.task,
-                queue=delivery.queue,
-                error_class=error_class,
-                caught=failed.caught,
-                call_site=call_site,
-                text=error_text,
             ),
             preview=preview,
             message_state=delivery.message_state,
@@ -258,12 +266,12 @@ class Intake:
             return delivery.sealed, f"(the message cannot be opened: {error})"
         if delivery.message_state != MessageState.FULL:
             return seal_message(self.sealer, packed, letter_id), f"(not fully captured: {delivery.message_state.value})"
-        raw = unpack_message(packed)
-        decoded = decode_body(raw.body, raw.content_type or "", raw.content_encoding or "")
+        body, content_type, content_encoding = unpack_body(packed)
+        decoded = decode_body(body, content_type, content_encoding)
         if decoded.error == "wrong_shape":
             preview = self.redactor.preview([decoded.document], {}, limit=PREVIEW_LIMIT)
         elif decoded.error:
-            preview = f"({decoded.error}, {len(raw.body)} bytes)"
+            preview = f"({decoded.error}, {len(body)} bytes)"
         else:
             preview = self.redactor.preview(decoded.args, decoded.kwargs, limit=PREVIEW_LIMIT)
         return seal_message(self.sealer, packed, letter_id), safe_text(preview, PREVIEW_LIMIT)

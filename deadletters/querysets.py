@@ -14,7 +14,7 @@ from grants.resources import Resource
 from opsconsole.core.database import locked
 
 if TYPE_CHECKING:
-    from deadletters.models import DeadLetter
+    from deadletters.models import DeadLetter, Occurrence, WorkerNode  # noqa: F401  (named in the strings below)
 
 NODE_IS_GONE_AFTER = timedelta(seconds=60)
 """Six missed reports: a worker that has not reported for so long does not count as serving anything."""

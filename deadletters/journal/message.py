@@ -140,11 +140,7 @@ def pack_parts(
 def unpack_message(data: bytes) -> RawMessage:
     """Return what ``pack_message`` packed; raises ``ValueError`` for anything else."""
     try:
-        version, length = _HEAD.unpack_from(data)
-        if version != _VERSION or len(data) < _HEAD.size + length:
-            raise ValueError("this is not a packed message")
-        head = _from_json(data[_HEAD.size : _HEAD.size + length].decode("ascii"))
-        body = bytes(data[_HEAD.size + length :])
+        head, body = _split(data)
         content_type = head.get("c", "application/json")
         content_encoding = head.get("e", "utf-8")
         headers = _get_headers(head)
@@ -162,6 +158,25 @@ def unpack_message(data: bytes) -> RawMessage:
         )
     except (struct.error, UnicodeDecodeError, KeyError, TypeError, AttributeError) as exc:
         raise ValueError("this is not a packed message") from exc
+
+
+def unpack_body(data: bytes) -> tuple[bytes, str, str]:
+    """Return a packed message's body, content type and content encoding, without putting its headers together.
+
+    Raises ``ValueError`` for what ``pack_message`` has not packed.
+    """
+    try:
+        head, body = _split(data)
+        return body, head.get("c", "application/json") or "", head.get("e", "utf-8") or ""
+    except (struct.error, UnicodeDecodeError, TypeError, AttributeError) as exc:
+        raise ValueError("this is not a packed message") from exc
+
+
+def _split(data: bytes) -> tuple[Any, bytes]:
+    version, length = _HEAD.unpack_from(data)
+    if version != _VERSION or len(data) < _HEAD.size + length:
+        raise ValueError("this is not a packed message")
+    return _from_json(data[_HEAD.size : _HEAD.size + length].decode("ascii")), data[_HEAD.size + length :]
 
 
 def is_deeper_than(body: bytes, depth: int) -> bool:

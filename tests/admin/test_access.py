@@ -230,7 +230,8 @@ def test_who_holds_no_grant_sees_nothing(world: World, cast: Cast, sign_in: Sign
     assert statuses(found) == {name: page.nobody for name, page in PAGES.items()}
     assert denials("nobody") >= {
         ("inspect", "page"), ("audit.read", "page"), ("grants.manage", "page"), ("grants.manage", "grant"),
-        ("inspect", "incident"), ("inspect", "dead_letter"), ("inspect", "repair_action"), ("audit.read", "audit_event"),
+        ("inspect", "incident"), ("inspect", "dead_letter"), ("inspect", "repair_action"),
+        ("audit.read", "audit_event"),
     }  # fmt: skip
 
 

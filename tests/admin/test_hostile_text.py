@@ -64,8 +64,8 @@ def _pages(client: Client, letter: DeadLetter, repair: RepairAction) -> list[str
     return [
         "/ops/", "/ops/incidents/", "/ops/dead-letters/?state=", "/ops/repairs/", "/ops/audit/?who=", "/ops/workers/",
         "/ops/workers/w1/", "/ops/permissions/", "/ops/tokens/", f"{incident}/", f"{incident}/?show=all",
-        f"{incident}/close/", f"{incident}/retry/", f"{incident}/retry-one/", f"{one}/", f"{one}/retry/", f"{one}/done/",
-        f"{one}/discard/", f"/ops/repairs/{repair.id}/", f"/ops/repairs/{repair.id}/withdraw/",
+        f"{incident}/close/", f"{incident}/retry/", f"{incident}/retry-one/", f"{one}/", f"{one}/retry/",
+        f"{one}/done/", f"{one}/discard/", f"/ops/repairs/{repair.id}/", f"/ops/repairs/{repair.id}/withdraw/",
         f"/ops/permissions/explain/?user={SCRIPT}&action=inspect&tenant={IMAGE}",
         f"/ops/permissions/explain/?user=ada&action=inspect&tenant={IMAGE}",
         *(row["revoke_url"] for row in grants if "<" in row["grant"].reason),

@@ -11,7 +11,6 @@ from django.utils import timezone
 from deadletters.models import DeadLetter, WorkerNode
 from incidents.models import Incident
 from repairs.models import RepairAction
-from repairs.services import retry_letter
 from tests.admin.test_access import PAGES, World
 from tests.admin.test_access import world as world
 from tests.admin.tools import mark_sent, newest_repair, succeed
@@ -121,7 +120,7 @@ def test_no_page_breaks_its_policy_or_asks_another_host(page: Page, world: World
     hostile = "<img src=x onerror=alert(1)><script>alert(1)</script>"
     DeadLetter.objects.update(error_text=hostile, payload_preview=hostile, worker=hostile)
     Incident.objects.update(title=hostile, summary=hostile)
-    retry_letter(letter_id=world.letter.id, by=cast.ada, key="k", reason=hostile)
+    RepairAction.objects.update(reason=hostile, send_error=hostile)
     log_in(page)
     for name, entry in PAGES.items():
         if name == "ops_deadletters_deadletter_traceback":  # a file, no page

