@@ -24,22 +24,28 @@ help:
 	@echo "make clean   remove what these commands made, but not the data in var/"
 
 # Each stamp is renewed when pyproject.toml changes, and only then: a second "make run" installs nothing.
-.venv/installed: pyproject.toml | .venv/bin/python
+.venv/installed: pyproject.toml .venv/pyvenv.cfg
 	@$(PIP) --editable . && touch $@
 
-.venv/installed-dev: pyproject.toml | .venv/bin/python
+.venv/installed-dev: pyproject.toml .venv/pyvenv.cfg
 	@$(PIP) --editable '.[dev]' && touch $@ .venv/installed
 
-.venv/installed-bench: pyproject.toml | .venv/bin/python
+.venv/installed-bench: pyproject.toml .venv/pyvenv.cfg
 	@$(PIP) --editable '.[dev,bench]' && touch $@ .venv/installed-dev .venv/installed
 
-.venv/bin/python:
+# An environment whose interpreter has gone, say after an upgrade of the system, is made anew.
+ifneq ($(shell $(BIN)/python -c '' >/dev/null 2>&1 && echo runs),runs)
+.PHONY: .venv/pyvenv.cfg
+endif
+
+.venv/pyvenv.cfg:
 	@test -w . || { echo "This folder is read-only: copy it to where .venv and var may be written." >&2; exit 1; }
-	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed (with its venv module); found: $$(python3 --version 2>&1 || true)" >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed, with its venv module; python3 here says:" \
+		"$$(python3 --version 2>&1 || true)" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
 		|| { echo "$(PYTHON) is no Python 3.11 or newer with a venv module." >&2; exit 1; }
 	@echo "installing into .venv (once; this takes a minute or two)"
-	@$(PYTHON) -m venv .venv
+	@$(PYTHON) -m venv --clear .venv
 
 run: .venv/installed
 	@exec $(BIN)/python manage.py up

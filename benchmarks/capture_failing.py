@@ -21,6 +21,7 @@ from benchmarks.common import (
     scalar,
     set_up_django,
     show,
+    use_database,
 )
 
 SIDES = {
@@ -51,10 +52,8 @@ def measure(run: Run, template: str, side: str, number: int) -> Ran:
 def main() -> None:
     with benchmark("capture_failing", "Every task fails.", tasks=2_000) as run:
         template = set_up_django(run)
-        from django.db import connection
-
         # A database that somebody is connected to cannot be copied.
-        connection.close()
+        use_database("postgres")
         results: dict[str, list[Ran]] = {side: [] for side in SIDES}
         for number in range(run.rounds):
             for side in SIDES:
@@ -75,7 +74,11 @@ def main() -> None:
                 for side, (label, _counted) in SIDES.items()
             ],
             goals=[
-                Goal(what="throughput against no recording", value=ratio(rates["opsconsole"], rates["none"]), bound=0.75),
+                Goal(
+                    what="throughput against no recording",
+                    value=ratio(rates["opsconsole"], rates["none"]),
+                    bound=0.75,
+                ),
                 Goal(
                     what="throughput against django-celery-results",
                     value=ratio(rates["opsconsole"], rates["results"]),

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-import uuid
 from typing import Any
 
 from celery import Celery

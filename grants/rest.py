@@ -54,7 +54,7 @@ from opsconsole.core.rest import (
 
 logger = logging.getLogger("django.request")
 CHALLENGE = 'Bearer realm="opsconsole"'
-DEFAULT_RATE = "1200/min"
+REQUESTS_PER_MINUTE = 1_200
 
 
 class OperatorSession(SessionAuthentication):
@@ -88,7 +88,7 @@ class IsOperator(BasePermission):
 
 
 class OperatorThrottle(SimpleRateThrottle):
-    """So many requests per operator and process; ``OPSCONSOLE_API_RATE`` changes it.
+    """So many requests per operator and process: ``OPSCONSOLE_API_REQUESTS_PER_MINUTE``.
 
     Counted in this process: a cache server that is down must not take the console with it.
     """
@@ -97,8 +97,8 @@ class OperatorThrottle(SimpleRateThrottle):
     scope = "operator"
 
     def get_rate(self) -> str:
-        """Return the rate, such as ``1200/min``."""
-        return str(getattr(settings, "OPSCONSOLE_API_RATE", DEFAULT_RATE))
+        """Return the rate in DRF's form."""
+        return f"{int(getattr(settings, 'OPSCONSOLE_API_REQUESTS_PER_MINUTE', REQUESTS_PER_MINUTE))}/min"
 
     def get_cache_key(self, request: Request, view: APIView) -> str:  # noqa: ARG002
         """Return whose requests are counted together."""
@@ -122,9 +122,13 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a view answers with: something for the operation's serializer, and what the headers say of it."""
+    """What a view answers with: something for the operation's serializer, and what the headers say of it.
+
+    ``document`` is what the serializer would make of ``value``, where the view has it already.
+    """
 
     value: Any
+    document: Any = None
     etag: str | None = None
     location: str | None = None
     is_replay: bool = False
@@ -215,12 +219,13 @@ class OpsView(APIView):
             headers["Location"] = answer.location
         if answer.is_replay:
             headers["Idempotent-Replayed"] = "true"
-        document = answer.value
-        if isinstance(document, Page):
-            document, links = self._linked(document)
+        value = answer.value
+        if isinstance(value, Page):
+            value, links = self._linked(value)
             if links:
                 headers["Link"] = links
-        return Response(operation.answer(document).data, status=int(operation.status), headers=headers)
+        document = operation.answer(value).data if answer.document is None else answer.document
+        return Response(document, status=int(operation.status), headers=headers)
 
     def _linked(self, page: Page[Any]) -> tuple[dict[str, Any], str]:
         """Return a page with the paths of its neighbours, and the same as a ``Link`` header.

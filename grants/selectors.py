@@ -18,7 +18,7 @@ from grants.access import Capability, find_capability
 from grants.actions import Action
 from grants.models import SCOPE_FIELDS, ApiToken, AuditEvent, ScopeGroupGrant, ScopeUserGrant
 from grants.operators import Operator, OperatorKind
-from grants.principals import group_ids, live, user_named
+from grants.principals import group_ids, group_named, live, user_named
 from grants.reading import authorise_anywhere, authorise_read, authorise_scope
 from grants.resources import ANY, Resource
 from opsconsole.core.database import database_now
@@ -145,6 +145,35 @@ def explain_to(asking: Operator, action: Action, resource: Resource, *, username
         return explain(asking, action, resource)
     authorise_read(asking, Action.GRANTS_MANAGE, resource)
     return explain(Operator.from_user(user_named(username)), action, resource)
+
+
+def principal_to_manage(
+    by: Operator, resource: Resource, *, username: str | None, group: str | None
+) -> tuple[AbstractBaseUser | None, Group | None]:
+    """Return the user or group that a grant on ``resource`` is to be for.
+
+    Who may give none there learns nothing about who exists: raises ``AccessDenied``, audited, before it looks, and
+    then ``PrincipalNotFound``.
+    """
+    authorise_read(by, Action.GRANTS_MANAGE, resource)
+    return (
+        None if username is None else user_named(username),
+        None if group is None else group_named(group),
+    )
+
+
+def grants_named(operator: Operator, *, username: str | None = None, group: str | None = None) -> list[HeldGrant]:
+    """Return what ``grants_visible_to`` does, by names; naming somebody needs ``grants.manage`` somewhere.
+
+    Raises ``AccessDenied``, audited, before it looks for them, and then ``PrincipalNotFound``.
+    """
+    if username is not None or group is not None:
+        authorise_anywhere(operator, Action.GRANTS_MANAGE)
+    return grants_visible_to(
+        operator,
+        user=None if username is None else user_named(username),
+        group=None if group is None else group_named(group),
+    )
 
 
 def grants_of_user(user: AbstractBaseUser) -> list[HeldGrant]:

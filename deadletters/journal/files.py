@@ -228,13 +228,16 @@ class JournalFile:
         os.close(before)
 
     def _open_segment(self) -> int:
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode=0o600)
+        # Under another name until it is locked: a reader removes files of ours that nobody holds.
+        unfinished = self.path.with_name(f".{self.path.name}")
+        unfinished.unlink(missing_ok=True)
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode=0o600)
         try:
-            # Waits only while somebody looks whether this new file is locked.
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             head = json.dumps({**self._head, "process": self.process, "segment": self._segment}).encode()
             frame = make_frame(ENTRY.pack(Kind.HEAD, 0, boot_now(), wall_now()) + head)
             os.write(descriptor, frame)
+            unfinished.rename(self.path)
         except OSError:
             os.close(descriptor)
             raise

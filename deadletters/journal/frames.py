@@ -45,7 +45,7 @@ class Kind(IntEnum):
     REJECTED = 14  # a report: a message that Celery could not take for a task
     REJECT = 15  # the message was refused for good; the message, sealed
     REQUEUE = 16  # the message was given back to the broker
-    CANCELLED = 17  # Celery stopped the job itself, on a cold shutdown or a lost connection
+    CANCELLED = 17  # Celery stopped the job itself, on a cold shutdown or a lost connection; 1 if it acknowledges late
     GAP = 18  # entries before this one could not be written; JSON count
     CARRIED = 19  # length and name of a process, then a payload of it, moved here when its segment went
     CLOSED = 20  # number and task id of deliveries that ended in segments that went; JSON

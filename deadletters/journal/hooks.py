@@ -229,7 +229,7 @@ class Hooks:
         file.folder = folder.path
         self.folder, self._file = folder, file
         # Only a child that does not inherit our memory needs it (start method "spawn").
-        os.environ[_FOLDER_VARIABLE] = str(folder.path)
+        os.environ[_FOLDER_VARIABLE] = f"{self._main_pid}:{folder.path}"
 
     @_guarded
     def _on_worker_process_init(self, **_: Any) -> None:
@@ -237,8 +237,11 @@ class Hooks:
             return
         self._file = None
         self._wrap_tasks()
-        if self.folder is None and (path := os.environ.get(_FOLDER_VARIABLE)):
-            self.folder = WorkerFolder(Path(path))
+        if self.folder is None:
+            # Only our own parent's: a worker that a job started inherits the variable of the job's worker.
+            parent, _, path = os.environ.get(_FOLDER_VARIABLE, "").partition(":")
+            if parent == str(os.getppid()):
+                self.folder = WorkerFolder(Path(path))
         if self.folder is not None:
             self._file = self._open_file(self.folder, f"child-{os.getpid()}")
 
@@ -457,7 +460,7 @@ class Hooks:
             return
         if reason is None:
             # Celery stopping a job by itself calls that a retry too, and sends nothing.
-            file.append(ENTRY.pack(Kind.CANCELLED, number, boot_now(), wall_now()))
+            file.append(ENTRY.pack(Kind.CANCELLED, number, boot_now(), wall_now()) + bytes((bool(sender.acks_late),)))
             return
         error = reason.exc if isinstance(getattr(reason, "exc", None), BaseException) else reason
         report = report_error(error, task_module=type(sender).__module__)

@@ -403,7 +403,7 @@ class FolderReader:
             delivery.holder = self._holder(process or place[0])
         elif kind == Kind.END:
             self._apply_end(number, item, boot, wall, body, position)
-        elif kind == Kind.REQUEUE or (kind == Kind.CANCELLED and not delivery.acked):
+        elif kind == Kind.REQUEUE or (kind == Kind.CANCELLED and body == b"\1" and not delivery.acked):
             self._end(number, item, EndState.RETURNED, boot, wall)
         elif kind not in (Kind.ABORT, Kind.CANCELLED):
             raise ValueError(f"unknown kind {kind}")
@@ -413,6 +413,8 @@ class FolderReader:
             return
         delivery = item.delivery
         _identify(delivery, body)
+        if delivery.redelivered:
+            self._return_earlier(delivery, boot, wall)
         item.known = True
         delivery.received_boot, delivery.received_wall = boot, wall
         if not item.last_boot:
@@ -421,6 +423,19 @@ class FolderReader:
         if item.early_end is not None:
             state, at_boot, at_wall, error = item.early_end
             self._end(number, item, state, at_boot, at_wall, error)
+
+    def _return_earlier(self, delivery: Delivery, boot: float, wall: float) -> None:
+        """End what the worker had received before and forgot: it drops waiting jobs when its connection breaks."""
+        for number, item in tuple(self._open.items()):
+            earlier = item.delivery
+            if (
+                item.known
+                and earlier.task_id == delivery.task_id
+                and earlier.retries == delivery.retries
+                and earlier.started_boot is None
+                and not earlier.acked
+            ):
+                self._end(number, item, EndState.RETURNED, boot, wall)
 
     def _apply_end(self, number: int, item: _Open, boot: float, wall: float, body: bytes, position: int | None) -> None:
         end = body[0]

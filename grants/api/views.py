@@ -17,7 +17,7 @@ from grants.api.serializers import (
     MeSerializer,
     RevokeBody,
 )
-from grants.principals import group_named, user_named
+from grants.models import SCOPE_FIELDS
 from grants.resources import Resource
 from grants.rest import Answer, Call, OpsView, operation
 from opsconsole.core.openapi import paged
@@ -82,12 +82,7 @@ class GrantList(OpsView):
     )
     def get(self, call: Call) -> Answer:
         """Those that you may manage, and your own."""
-        user, group = call["user"], call["group"]
-        held = selectors.grants_visible_to(
-            call.operator,
-            user=None if user is None else user_named(user),
-            group=None if group is None else group_named(group),
-        )
+        held = selectors.grants_named(call.operator, username=call["user"], group=call["group"])
         return Answer(value={"results": held})
 
     @operation(
@@ -109,15 +104,11 @@ class GrantList(OpsView):
     def post(self, call: Call) -> Answer:
         """Only what you hold yourself, for no longer than you do, and never to yourself."""
         wanted = dict(call.body)
-        user, group = wanted.pop("user", None), wanted.pop("group", None)
-        receipt = services.grant(
-            by=call.operator,
-            key=call.key,
-            action=Action(wanted.pop("action")),
-            user=None if user is None else user_named(user),
-            group=None if group is None else group_named(group),
-            **wanted,
-        )
+        username, groupname = wanted.pop("user", None), wanted.pop("group", None)
+        resource = Resource(**{field: wanted[field] for field in SCOPE_FIELDS})
+        user, group = selectors.principal_to_manage(call.operator, resource, username=username, group=groupname)
+        action = Action(wanted.pop("action"))
+        receipt = services.grant(by=call.operator, key=call.key, action=action, user=user, group=group, **wanted)
         return Answer(value=receipt, is_replay=receipt.is_replay)
 
 

@@ -54,6 +54,7 @@ class IncidentSerializer(serializers.Serializer[Any]):
         allow_null=True, help_text="The acknowledgement ends when so many occurrences have been seen."
     )
     resolved_by = serializers.CharField()
+    resolved_by_name = serializers.CharField()
     resolved_at = Moment(allow_null=True)
     resolution_code = serializers.CharField()
     resolution_summary = serializers.CharField()
@@ -72,6 +73,7 @@ class EpisodeSerializer(serializers.Serializer[Any]):
     opened_at = Moment()
     resolved_at = Moment()
     resolved_by = serializers.CharField()
+    resolved_by_name = serializers.CharField()
     resolution_code = serializers.CharField()
     resolution_summary = serializers.CharField()
     unrepaired_count = serializers.IntegerField()

@@ -9,4 +9,4 @@ from uuid_utils.compat import uuid7
 
 def new_id() -> UUID:
     """Return a new UUIDv7 as the standard library's type."""
-    return UUID(int=uuid7().int)
+    return uuid7()

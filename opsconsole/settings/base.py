@@ -42,6 +42,9 @@ OPSCONSOLE_REDACT = env.words("OPSCONSOLE_REDACT")
 # "cause": one incident for all letters with one cause. "job": one incident for each letter.
 INCIDENT_GROUPING = env.choice("INCIDENT_GROUPING", ("cause", "job"), "cause")
 
+# How many requests the REST API answers per minute, operator and web process, before it says 429.
+OPSCONSOLE_API_REQUESTS_PER_MINUTE = env.number("OPSCONSOLE_API_REQUESTS_PER_MINUTE", 1_200, at_least=1)
+
 # How long things are kept. Unresolved letters and the audit trail are kept for ever.
 OPSCONSOLE_KEEP_CLOSED_LETTERS_DAYS = env.number("OPSCONSOLE_KEEP_CLOSED_LETTERS_DAYS", 90, at_least=1)
 OPSCONSOLE_KEEP_MESSAGES_DAYS = env.number("OPSCONSOLE_KEEP_MESSAGES_DAYS", 30, at_least=1)  # after the letter closed

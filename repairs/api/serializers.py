@@ -270,4 +270,4 @@ class TimelineEntrySerializer(serializers.Serializer[Any]):
     kind = serializers.ChoiceField(choices=["event", "occurrence", "repair"])
     what = serializers.CharField()
     who = serializers.CharField()
-    details = serializers.DictField(child=serializers.JSONField(allow_null=True))
+    details = serializers.DictField(child=serializers.JSONField())

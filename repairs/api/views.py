@@ -68,7 +68,8 @@ class IncidentDetail(OpsView):
         }
         shown = {"page": page, "links": links}
         document = IncidentPageSerializer(shown).data
-        return Answer(value=shown, etag=representation_tag(incident_id, page.incident.version, document))
+        tag = representation_tag(incident_id, page.incident.version, document)
+        return Answer(value=shown, document=document, etag=tag)
 
 
 class IncidentTimeline(OpsView):
@@ -138,7 +139,8 @@ class LetterDetail(OpsView):
         """With its occurrences, attempts and repairs, and what a retry would be told just now."""
         page = selectors.letter_page(call.operator, letter_id)
         document = LetterPageSerializer(page).data
-        return Answer(value=page, etag=representation_tag(letter_id, page.letter.incident.version, document))
+        tag = representation_tag(letter_id, page.letter.incident.version, document)
+        return Answer(value=page, document=document, etag=tag)
 
 
 class LetterPayload(OpsView):

@@ -277,6 +277,16 @@ class TestWhoOneIs:
         problem(ada.post(f"grants/{grant_id}/revoke", {"reason": "off call"}), 404, "grant_not_found")
         problem(ada.post("grants/nonsense/revoke", {"reason": "off call"}), 404, "grant_not_found")
 
+    def test_who_exists_is_told_to_nobody_who_could_give_them_nothing(self, olga: Api, ada: Api) -> None:
+        given = {
+            "action": "inspect", "tenant": "default", "reason": "on call", "expires_at": "2100-01-01T00:00:00Z",
+        }  # fmt: skip
+        for name in ("vera", "no-such"):
+            problem(olga.get("grants", {"user": name}), 403, "access_denied")
+            problem(olga.post("grants", {**given, "user": name}), 403, "access_denied")
+        problem(ada.get("grants", {"group": "no-such"}), 404, "principal_not_found")
+        problem(ada.post("grants", {**given, "user": "no-such"}), 404, "principal_not_found")
+
 
 def test_a_page_of_a_letter_that_may_have_happened_says_so(ada: Api) -> None:
     """B6: the field's name is B's."""

@@ -158,7 +158,7 @@ def test_a_database_that_is_away_is_said_to_be_away(ada: Api) -> None:
 
 
 def test_too_many_requests_are_told_when_to_come_back(ada: Api, vera: Api) -> None:
-    with override_settings(OPSCONSOLE_API_RATE="2/min"):
+    with override_settings(OPSCONSOLE_API_REQUESTS_PER_MINUTE=2):
         assert [ada.get("me").status_code for _ in range(3)] == [200, 200, 429]
         answer = ada.get("me")
         document = problem(answer, 429, "throttled")

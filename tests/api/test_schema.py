@@ -83,7 +83,7 @@ def test_answers_are_as_described(
     route: tuple[str, str], document: dict[str, Any], the_scene: Any, cast: Cast, ada: Api, nobody: Api
 ) -> None:
     """Success and refusal alike, down to fields that nobody described."""
-    for api in (ada, nobody):
+    for api in (nobody, ada):
         answer = send(api, route, FOURS[route], the_scene)
         described = next(
             each

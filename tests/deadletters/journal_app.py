@@ -28,6 +28,7 @@ SEALER = Sealer({"test": derive_key("journal tests", "sealing")}, "test")
 def make_app(environment: Mapping[str, str]) -> Celery:
     broker = environment.get("JOURNAL_APP_BROKER", "memory://")
     app = Celery("journal_app", set_as_current=False)
+    queue = environment.get("JOURNAL_APP_QUEUE", "journal_app")
     options: dict[str, Any] = {}
     transport = None
     if "://" not in broker:
@@ -43,13 +44,19 @@ def make_app(environment: Mapping[str, str]) -> Celery:
         # Our own file broker: kombu's lets a worker take a message that is half written, and die of it.
         broker, transport = "filesystem://localhost", "opsconsole.core.filebroker:Transport"
     elif broker.startswith("redis"):
-        options = {"visibility_timeout": 3600}
+        # What a killed worker held must not turn up at another test's worker later.
+        options = {
+            "visibility_timeout": 3600,
+            "unacked_key": f"{queue}.unacked",
+            "unacked_index_key": f"{queue}.unacked-index",
+            "unacked_mutex_key": f"{queue}.unacked-mutex",
+        }
     app.conf.update(
         broker_url=broker,
         broker_transport=transport,
         broker_transport_options=options,
         broker_connection_retry_on_startup=True,
-        task_default_queue=environment.get("JOURNAL_APP_QUEUE", "journal_app"),
+        task_default_queue=queue,
         task_acks_late=environment.get("JOURNAL_APP_LATE") == "1",
         task_ignore_result=True,
         accept_content=["json"],
@@ -150,6 +157,21 @@ def hard() -> None:
 @app.task
 def killed() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(retry_on_worker_lost=True, max_retries=1, default_retry_delay=0)
+def killed_again() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class ForgetsItself(Task):
+    def on_failure(self, *_args: Any) -> None:
+        raise RuntimeError("on_failure broke")
+
+
+@app.task(base=ForgetsItself)
+def fails_twice() -> None:
+    raise Declined("the first error")
 
 
 @app.task

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -94,6 +95,21 @@ def test_a_full_segment_is_followed_by_the_next_and_one_of_them_is_always_locked
     assert numbers(*paths) == list(range(1, 41))
     assert [is_locked(path) for path in paths] == [False] * (len(paths) - 1) + [True]
     assert all(path.stat().st_size < 1200 for path in paths)
+
+
+def test_a_file_is_locked_before_anybody_can_see_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader removes drained files that nobody holds: one seen between its creation and its lock would be gone."""
+    seen: list[str] = []
+    lock = fcntl.flock
+
+    def look(descriptor: int, how: int) -> None:
+        seen.extend(path.name for path in segments(tmp_path))
+        lock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", look)
+    file = open_file(tmp_path)
+    assert seen == []
+    assert file.path.exists()
 
 
 def test_a_process_with_the_number_of_an_earlier_one_never_writes_into_its_file(tmp_path: Path) -> None:

@@ -35,12 +35,12 @@ def wait_until(is_so: Callable[[], Any], what: str, seconds: float = PATIENCE_SE
 class Worker:
     """A worker in a session of its own, so that it can be killed as a whole and nothing else is."""
 
-    def __init__(self, installation: Installation, pool: str, include: tuple[str, ...]) -> None:
+    def __init__(self, installation: Installation, pool: str, include: tuple[str, ...], queue: str) -> None:
         name = f"e2e-{uuid4().hex[:8]}"
         self.log = installation.folder / f"{name}.log"
         command = [
             sys.executable, "-m", "celery", "-A", "opsconsole", "worker", "--pool", pool, "--concurrency", "4",
-            "--queues", installation.queue, "--hostname", f"{name}@%h", "--loglevel", "INFO",
+            "--queues", queue, "--hostname", f"{name}@%h", "--loglevel", "INFO",
             "--include", ",".join(("tests.e2e.jobs", *include)),
             "--without-gossip", "--without-mingle", "--without-heartbeat",
         ]  # fmt: skip
@@ -150,11 +150,10 @@ class Installation:
         command = [sys.executable, "manage.py", "migrate", "--verbosity", "0"]
         subprocess.run(command, cwd=ROOT, env=self.environment, check=True, timeout=180)
 
-    def start_worker(self, pool: str = "prefork", *, include: tuple[str, ...] = (), wait: bool = True) -> Worker:
-        worker = Worker(self, pool, include)
+    def start_worker(self, pool: str = "prefork", *, include: tuple[str, ...] = (), queue: str = "") -> Worker:
+        worker = Worker(self, pool, include, queue or self.queue)
         self.workers.append(worker)
-        if wait:
-            worker.wait_until_ready()
+        worker.wait_until_ready()
         return worker
 
     def heal(self) -> None:
