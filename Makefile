@@ -75,7 +75,7 @@ lint: .venv/installed-dev
 	@echo "lint: nothing to complain about"
 
 bench: .venv/installed-bench
-	@$(BIN)/python benchmarks
+	@$(BIN)/python -m benchmarks
 
 # var/ stays: it holds the data of "make run".
 clean:

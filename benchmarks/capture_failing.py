@@ -42,7 +42,7 @@ def measure(run: Run, template: str, side: str, number: int) -> Ran:
             task="bench.fail",
             count=run.tasks,
             side=side,
-            is_recorded=lambda: not counted or scalar(database, counted) == run.tasks,
+            recorded=(lambda: scalar(database, counted)) if counted else None,
         )
     finally:
         worker.stop()

@@ -47,7 +47,7 @@ def measure(run: Run, template: str, side: str, task: str, count: int) -> tuple[
             task=task,
             count=count,
             side=side,
-            is_recorded=lambda: side == "none" or scalar(database, COUNTED) == count,
+            recorded=(lambda: scalar(database, COUNTED)) if side != "none" else None,
         )
     finally:
         worker.stop()

@@ -38,6 +38,7 @@ SERVERS = {
 SOURCE = "benchmark"
 PATIENCE_SECONDS = 60.0
 """How long anything may take that should take seconds; then the benchmark ends with an error."""
+WARM_UP = 200
 SLOTS = 64
 SLOT_BYTES = 8
 
@@ -324,6 +325,10 @@ class Worker:
         if not answer:
             raise RuntimeError(f"the worker does not answer; its log:\n{self.log()}")
 
+    def pause(self) -> None:
+        """Let it take nothing any more."""
+        self.app.control.cancel_consumer(self.queue, destination=[self.node], reply=True, timeout=10)
+
     def done(self) -> int:
         """Return how many task bodies have run."""
         return sum(self._counters)
@@ -365,31 +370,41 @@ class Worker:
 class Ran:
     """How fast tasks ran in a worker and what they took of the processor."""
 
-    rate: float  # tasks a second, once it was under way
+    rate: float  # tasks a second
     cpu: float  # seconds a task, of the worker's processes, its threads included
     database_cpu: float  # seconds a task, of the whole PostgreSQL server
     lag: float  # seconds from the last task's body until everything was recorded
 
 
-def run_tasks(worker: Worker, *, task: str, count: int, side: str, is_recorded: Callable[[], bool]) -> Ran:
-    """Publish, then let the worker run all of it, and wait until what its side records is recorded."""
-    publish(worker.app, task=task, count=count, queue=worker.queue, ignore_result=side != "results")
+def run_tasks(worker: Worker, *, task: str, count: int, side: str, recorded: Callable[[], int] | None) -> Ran:
+    """Let the worker run ``count`` published tasks, and wait until ``recorded`` says that all of them are recorded."""
+
+    def wait_until_recorded(expected: int) -> None:
+        if recorded is not None:
+            wait_for(f"{expected} tasks to be recorded", lambda: recorded() >= expected, worker._check, pause=0.02)
+
+    # What is done once, such as first imports and first statements, is no cost of a task.
+    publish(worker.app, task=task, count=WARM_UP, queue=worker.queue, ignore_result=side != "results")
     worker.wait_until_ready()
-    # Threads that start with a worker have then done so.
-    time.sleep(0.5)
+    worker.consume()
+    worker.wait_for_tasks(WARM_UP)
+    wait_until_recorded(WARM_UP)
+    worker.pause()
+    publish(worker.app, task=task, count=count, queue=worker.queue, ignore_result=side != "results")
     cpu, database = worker.cpu(), postgresql_cpu()
     worker.consume()
-    # The first tenth pays for starting: first imports, first statements, an empty prefetch.
-    warm = max(count // 10, 1)
-    begin = worker.wait_for_tasks(warm)
-    warmed = worker.done()
-    end = worker.wait_for_tasks(count)
-    wait_for("everything to be recorded", is_recorded, worker._check, pause=0.02)
+    first = WARM_UP + max(count // 20, 1)
+    begin = worker.wait_for_tasks(first)
+    already = worker.done()
+    end = worker.wait_for_tasks(WARM_UP + count)
+    wait_until_recorded(WARM_UP + count)
     lag = time.monotonic() - end
     # As long for each side, so that what runs while a worker idles weighs the same.
     time.sleep(max(1.0 - lag, 0.0))
+    if recorded is not None and (found := recorded()) != WARM_UP + count:
+        raise AssertionError(f"{found} recorded of {WARM_UP + count}")
     return Ran(
-        rate=(count - warmed) / max(end - begin, 1e-9),
+        rate=(WARM_UP + count - already) / max(end - begin, 1e-9),
         cpu=(worker.cpu() - cpu) / count,
         database_cpu=(postgresql_cpu() - database) / count,
         lag=lag,

@@ -335,7 +335,7 @@ def _begin_batch(
         planned_by_name=by.name,
         planned_at=incident.locked_at,
     )
-    _take_if_untaken(incident, by, is_changed=True)
+    _take_if_untaken(incident, by)
     audit.record(
         action=INCIDENT_RETRIED,
         operator=by,
@@ -590,12 +590,10 @@ def _operation_key(by: Operator, action_type: ActionType, key: str, letter: Dead
     return audit.fitted(f"{action_type.value}:{letter.id}:{by.ref}:{key}", 400)
 
 
-def _take_if_untaken(incident: Incident, by: Operator, *, is_changed: bool = False) -> None:
-    """Retrying an incident that nobody has makes its operator the holder (A12)."""
+def _take_if_untaken(incident: Incident, by: Operator) -> None:
+    """Write the incident, with its operator as the holder if nobody had it (A12)."""
     if incident.state == IncidentState.OPEN:
         incident.take(by=by.ref, name=by.name, at=incident.locked_at)
-    elif is_changed:
-        return
     save_incident(incident)
 
 

@@ -112,6 +112,7 @@ def test_closing_without_repair_states_the_number_and_wants_code_and_summary(
     answers = {"code": "loss_accepted", "summary": "  went out by hand "}
     answer = confirm(client, _url(letter.incident, "close/"), answers, follow=True)
     assert "went out by hand" in text_of(answer.content.decode())
+    assert "Closed by ada" in text_of(answer.content.decode())
     incident = Incident.objects.get()
     assert (incident.state, incident.resolution_summary) == ("resolved", "[loss_accepted] went out by hand")
     assert _labels(client, incident) == []

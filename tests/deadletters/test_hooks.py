@@ -6,6 +6,7 @@ Nothing here needs a database. The rows are those of docs/what-is-caught.md.
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import signal
@@ -14,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -21,11 +23,18 @@ import kombu
 import psutil
 import pytest
 import redis
+from billiard.exceptions import SoftTimeLimitExceeded
+from celery import signals
+from celery.app.task import Context
+from celery.worker.request import Request
+from kombu import Exchange, Queue
+from kombu.message import Message
 
+from deadletters.journal import hooks as module
 from deadletters.journal.events import Caught, Delivery, Ended, EndState, Event, Failed, MessageState
 from deadletters.journal.folder import JournalRoot, WorkerFolder
 from deadletters.journal.frames import MESSAGE_CONTEXT
-from deadletters.journal.hooks import REPAIR_HEADER, RETRIABLE, StartRefused
+from deadletters.journal.hooks import REPAIR_HEADER, RETRIABLE, Hooks, StartRefused, connect
 from deadletters.journal.message import TOKEN_KEY, RawMessage, unpack_message
 from deadletters.journal.reader import FolderReader
 from tests import services
@@ -662,3 +671,146 @@ def test_the_kill_switch_keeps_every_hook_out(tmp_path: Path) -> None:
         assert worker.root.folders() == []
     finally:
         worker.close()
+
+
+# Parts of entries
+
+
+@pytest.fixture
+def hooks(tmp_path: Path) -> Iterator[Hooks]:
+    app = make_app({"JOURNAL_APP_QUEUE": "shop"})
+
+    @app.task(name="shop.charge", shared=False)
+    def charge(amount: int) -> None:
+        """Never called: only its messages are looked at."""
+
+    made = Hooks(app, source="tests", sealer=SEALER, root=JournalRoot(tmp_path / "journal"))
+    made._on_worker_init(sender=SimpleNamespace(hostname="worker@host"))
+    yield made
+    made.close()
+    app.close()
+
+
+def received(hooks: Hooks, embed: Any = None, properties: dict[str, Any] | None = None, **headers: Any) -> Delivery:
+    """Let the hooks receive one message and read what they wrote about it."""
+    app = hooks.app
+    message = Message(
+        body=json.dumps([[1], {}, embed or {}]).encode(),
+        content_type="application/json",
+        content_encoding="utf-8",
+        headers={"id": "id-1", "task": "shop.charge", "root_id": "id-1", **headers},
+        properties=properties or {},
+        delivery_info={"exchange": "shop", "routing_key": "shop"},
+    )
+    hooks._on_task_received(request=Request(message, app=app, task=app.tasks["shop.charge"], hostname="worker@host"))
+    hooks.flush()
+    assert hooks.folder is not None
+    (delivery,) = FolderReader(hooks.folder, SEALER, settle_seconds=0).read().received
+    return delivery
+
+
+def test_a_member_of_a_chord_names_the_chords_body(hooks: Hooks) -> None:
+    chord = {"task": "shop.sum", "args": [], "kwargs": {}, "options": {"task_id": "body-id"}}
+    delivery = received(hooks, {"chord": chord}, group="group-id", parent_id="parent-id", root_id="root-id")
+    assert (delivery.chord_id, delivery.group_id) == ("body-id", "group-id")
+    assert (delivery.parent_id, delivery.root_id) == ("parent-id", "root-id")
+
+
+@pytest.mark.parametrize("embed", [{"chord": "nonsense"}, {"chord": {"options": None}}, ["not", "a", "mapping"]])
+def test_a_chord_that_makes_no_sense_is_none(hooks: Hooks, embed: Any) -> None:
+    assert received(hooks, embed).chord_id == ""
+
+
+def test_a_queue_behind_an_exchange_is_named(hooks: Hooks) -> None:
+    hooks.app.conf.task_queues = (Queue("cards", Exchange("shop"), routing_key="shop"),)
+    delivery = received(hooks)
+    assert (delivery.queue, delivery.exchange, delivery.routing_key) == ("cards", "shop", "shop")
+
+
+@pytest.mark.parametrize(
+    ("headers", "trace_id", "sentry_id"),
+    [
+        ({"traceparent": TRACE}, "0af7651916cd43dd8448eb211c80319c", ""),
+        ({"traceparent": "nonsense"}, "", ""),
+        ({"traceparent": 5, "sentry-trace": None}, "", ""),
+        ({"sentry-trace": SENTRY}, "", "771a43a4192642f0b136d5159a501700"),
+        ({"baggage": f"a=b, sentry-trace_id={'ab' * 16},c=d"}, "", "ab" * 16),
+    ],
+)
+def test_trace_ids_are_read_from_their_headers(
+    hooks: Hooks, headers: dict[str, Any], trace_id: str, sentry_id: str
+) -> None:
+    delivery = received(hooks, **headers)
+    assert (delivery.trace_id, delivery.sentry_id) == (trace_id, sentry_id)
+
+
+@pytest.mark.parametrize(
+    ("identity", "expected"),
+    [
+        (lambda task, args, kwargs, headers: (headers["tenant"], task, str(args[0])), ("acme", "shop.charge", "1")),
+        (lambda *_: (None, None, None), ("default", "", "")),
+        (lambda *_: ("x" * 1000, 5, b"y"), ("x" * 255, "5", "b'y'")),
+        (lambda *_: 1 / 0, ("default", "", "")),
+        (lambda *_: ("too", "few"), ("default", "", "")),
+    ],
+)
+def test_whose_a_job_is_is_asked_once_and_never_stops_it(
+    hooks: Hooks, identity: Any, expected: tuple[str, str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    hooks.identity = identity
+    delivery = received(hooks, tenant="acme")
+    assert (delivery.tenant, delivery.actor_type, delivery.actor_id) == expected
+
+
+def test_hostile_headers_are_text(hooks: Hooks) -> None:
+    delivery = received(hooks, id=5, task="shop.charge", root_id=["x"], group={"a": 1}, retries="many")
+    assert (delivery.task_id, delivery.root_id, delivery.group_id, delivery.retries) == ("5", "['x']", "{'a': 1}", 0)
+
+
+def test_the_same_complaint_is_logged_once_a_minute(
+    hooks: Hooks, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    for _ in range(50):
+        hooks._on_task_received(request=None)
+    assert len(caplog.records) == 1
+    now += 61
+    hooks._on_task_received(request=None)
+    assert len(caplog.records) == 2
+    assert "49 more such lines" in caplog.text
+
+
+def test_a_soft_time_limit_that_lands_in_a_hook_is_the_jobs(hooks: Hooks, monkeypatch: pytest.MonkeyPatch) -> None:
+    def strike(*_: Any, **__: Any) -> None:
+        raise SoftTimeLimitExceeded
+
+    assert hooks._file is not None
+    monkeypatch.setattr(hooks._file, "append", strike)
+    with pytest.raises(SoftTimeLimitExceeded):
+        received(hooks)
+
+
+def test_a_repair_without_a_guard_is_refused(hooks: Hooks) -> None:
+    with pytest.raises(StartRefused, match="no start guard") as refusal:
+        hooks.check_start(Context({REPAIR_HEADER: "r1", "id": "id-1"}))
+    assert refusal.value.retriable
+    hooks.check_start(Context({"id": "id-1"}))
+
+
+def test_connecting_twice_connects_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_connected", None)
+    options: dict[str, Any] = {"source": "tests", "sealer": SEALER, "root": JournalRoot(tmp_path)}
+    app = make_app({})
+    before = len(signals.task_received.receivers)
+    try:
+        first = connect(app, **options)
+        second = connect(app, **options)
+        assert first is not second
+        assert len(signals.task_received.receivers) == before + 1
+        second.folder = WorkerFolder(tmp_path / "worker.1.boot.ff")
+        assert connect(app, **options) is second
+    finally:
+        second.disconnect()
+    assert len(signals.task_received.receivers) == before
+    app.close()
