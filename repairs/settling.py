@@ -36,7 +36,9 @@ def settle_letter(letter: DeadLetter, incident: Incident, *, state: LetterState,
         save_incident(incident)
         return False
     code = CLOSING_CODES[state]
-    end = incident.close(by=SYSTEM.ref, name=SYSTEM.name, at=at, code=code, summary=f"[{code}] Every job of it is settled.")
+    end = incident.close(
+        by=SYSTEM.ref, name=SYSTEM.name, at=at, code=code, summary=f"[{code}] Every job of it is settled."
+    )
     save_incident(incident)
     end.save(force_insert=True)
     audit.record_many(

@@ -239,7 +239,7 @@ class Hooks:
         self._wrap_tasks()
         if self.folder is None:
             # Only our own parent's: a worker that a job started inherits the variable of the job's worker.
-            parent, _, path = os.environ.get(_FOLDER_VARIABLE, "").partition(":")
+            parent, path = os.environ.get(_FOLDER_VARIABLE, "").partition(":")[::2]
             if parent == str(os.getppid()):
                 self.folder = WorkerFolder(Path(path))
         if self.folder is not None:

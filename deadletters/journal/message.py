@@ -54,7 +54,9 @@ _HEADERS: Final[dict[str, Any]] = {
 }
 _HEADER_TYPES: Final = {name: type(value) for name, value in _HEADERS.items()}
 # Belongs to one passage through the broker, or repeats what stands elsewhere.
-_ENVELOPE: Final = frozenset({"delivery_tag", "delivery_info", "body_encoding", "application_headers", TOKEN_KEY})
+_ENVELOPE: Final = ("delivery_tag", "delivery_info", "body_encoding", "application_headers", TOKEN_KEY)
+_REPEATING: Final = ("correlation_id", "delivery_mode", "content_type", "content_encoding")
+_PROPERTY_CODES: Final = {name: code for code, name in enumerate(_REPEATING)} | dict.fromkeys(_ENVELOPE, -1)
 _KEPT_DELIVERY: Final = ("exchange", "routing_key", "redelivered")
 _TAG: Final = "\0"
 _TAG_TEXT: Final = '"\\u0000":'
@@ -118,7 +120,8 @@ def pack_parts(
         head["e"] = content_encoding
     _put_headers(head, headers)
     _put_properties(head, properties, headers, content_type, content_encoding)
-    head["d"] = [delivery_info.get(name) for name in _KEPT_DELIVERY]
+    get = delivery_info.get
+    head["d"] = [get("exchange"), get("routing_key"), get("redelivered")]
     if len(raw) > max_bytes:
         state = MessageState.TOO_LARGE
         head["n"] = len(raw)
@@ -273,16 +276,17 @@ def _put_properties(
     rest = {}
     same = []
     for name, value in properties.items():
-        if name in _ENVELOPE:
+        code = _PROPERTY_CODES.get(name)
+        if code is None:
+            rest[name] = value
+        elif code < 0:
             continue
-        if name == "correlation_id" and type(value) is str and value == headers.get("id", _MISSING):
+        elif code == 0 and type(value) is str and value == headers.get("id", _MISSING):
             same.append(0)
-        elif name == "delivery_mode" and type(value) is int and value == 2:
+        elif code == 1 and type(value) is int and value == 2:
             same.append(1)
-        elif name == "content_type" and value == content_type:
-            same.append(2)
-        elif name == "content_encoding" and value == content_encoding:
-            same.append(3)
+        elif (code == 2 and value == content_type) or (code == 3 and value == content_encoding):
+            same.append(code)
         else:
             rest[name] = value
     if rest:

@@ -19,6 +19,14 @@ def only_ours(endpoints: Iterable[tuple[str, str, str, Any]]) -> list[tuple[str,
     return [endpoint for endpoint in endpoints if issubclass(getattr(endpoint[3], "cls", object), OpsView)]
 
 
+def close_bodies(result: dict[str, Any], **_: Any) -> dict[str, Any]:
+    """Say that a request's body has no other names than those described: others are refused."""
+    for name, described in result["components"]["schemas"].items():
+        if name.endswith("BodyRequest"):
+            described["additionalProperties"] = False
+    return result
+
+
 def _words(names: Iterable[Any]) -> list[tuple[str, str]]:
     return [(str(name.value), str(name.value)) for name in names]
 
@@ -43,6 +51,10 @@ SPECTACULAR: dict[str, Any] = {
     "COMPONENT_SPLIT_PATCH": False,
     "ENUM_GENERATE_CHOICE_DESCRIPTION": False,
     "PREPROCESSING_HOOKS": ["opsconsole.api.openapi.only_ours"],
+    "POSTPROCESSING_HOOKS": [
+        "drf_spectacular.hooks.postprocess_schema_enums",
+        "opsconsole.api.openapi.close_bodies",
+    ],
     "ENUM_NAME_OVERRIDES": {
         "IncidentState": _words(IncidentState),
         "RepairState": _words(ActionState),

@@ -108,7 +108,7 @@ class OperationSchema(AutoSchema):
         parameters: list[Any] = [operation.query] if operation.query().fields else []
         if operation.is_mutation:
             parameters.append(
-                _header("Idempotency-Key", "1 to 255 printable ASCII characters; the same request again replays.", True)
+                _header("Idempotency-Key", "The same request with the same key is answered as before.", True, KEY)
             )
         if operation.takes_if_match:
             parameters.append(_header("If-Match", "Refuse with 412 unless this is still the record's version."))
@@ -169,10 +169,20 @@ class OperationSchema(AutoSchema):
         return by_status
 
 
-def _header(name: str, description: str, required: bool = False, response: bool | Sequence[int] = False) -> Any:
+KEY = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": r"^[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?$"}
+
+
+def _header(
+    name: str,
+    description: str,
+    required: bool = False,
+    schema: Any = str,
+    *,
+    response: bool | Sequence[int] = False,
+) -> Any:
     return OpenApiParameter(
         name,
-        str,
+        schema,
         OpenApiParameter.HEADER,
         description=description,
         required=required,

@@ -296,7 +296,8 @@ class RepairableLetterAdmin(DeadLetterAdmin):
         for letter_id in ids:
             if letter_id not in letters:
                 refused += not self._may_retry(by, letter_id)
-        checked = self._check([letters[one] for one in ids if one in letters])
+        # Oldest first, as with every other way of retrying several.
+        checked = self._check(sorted(letters.values(), key=lambda one: (one.first_seen_at, one.id)))
         run = [one for one in checked if one.prospect in (Prospect.SAFE, Prospect.NOT_DECLARED)]
         sections = sections_for(checked, queue="it came from", site=self.admin_site.name)
         if any(one.prospect is Prospect.AMBIGUOUS for one in checked):

@@ -172,10 +172,11 @@ def test_selected_jobs_are_shown_and_then_retried_one_by_one(cast: Cast, sign_in
     safe = [dead_letter(), dead_letter()]
     ambiguous = dead_letter(ambiguous=True)
     client = sign_in(cast.olga)
-    page = _select(client, *(one.id for one in (*safe, ambiguous)))
+    page = _select(client, *(one.id for one in (ambiguous, *reversed(safe))))
     text = text_of(page.content.decode())
     assert "Retry 2 of 3 selected jobs?" in text
     assert "skipped here" in text
+    assert hidden_fields(page.content.decode())["letters"].split() == [str(one.id) for one in safe]
     assert not RepairAction.objects.exists()
     answer = _send(client, page)
     assert "2 jobs are on the way: Sent, awaiting result." in text_of(answer.content.decode())

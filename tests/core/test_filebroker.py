@@ -19,6 +19,7 @@ from kombu.exceptions import ChannelError
 
 from opsconsole.core import filebroker
 
+pytestmark = pytest.mark.once  # no database in it
 ROOT = Path(__file__).parents[2]
 QUEUE = "jobs.of-one"
 

@@ -124,7 +124,7 @@ def test_settings_take_a_mapping() -> None:
 
 
 @pytest.mark.parametrize("keys", ["", None, {}])
-def test_without_keys_one_is_derived_from_the_secret(keys: str | None | dict[str, bytes]) -> None:
+def test_without_keys_one_is_derived_from_the_secret(keys: str | dict[str, bytes] | None) -> None:
     sealer = Sealer.from_settings(keys, "secret")
     assert sealer.primary.startswith("derived-")
     assert Sealer.from_settings("", "secret").open(sealer.seal(b"data")) == b"data"

@@ -22,6 +22,8 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.test import override_settings
 
+pytestmark = pytest.mark.once  # the same on every database
+
 ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 90
 
@@ -230,6 +232,9 @@ def test_an_option_that_makes_no_sense_is_refused(option: str, value: str) -> No
 
 def test_a_lock_that_a_killed_console_left_hinders_nobody(tmp_path: Path) -> None:
     (tmp_path / "up.lock").write_text(json.dumps({"pid": 1, "url": "http://127.0.0.1:1/"}))
-    with socket.create_server(("127.0.0.1", 0)) as taken, override_settings(VAR_DIR=tmp_path):
-        with pytest.raises(CommandError, match="cannot be used"):  # so it came past the lock
-            call_command("up", port=taken.getsockname()[1])
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        override_settings(VAR_DIR=tmp_path),
+        pytest.raises(CommandError, match="cannot be used"),  # so it came past the lock
+    ):
+        call_command("up", port=taken.getsockname()[1])

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -46,9 +49,20 @@ def make(tmp_path: Path) -> Iterator[Make]:
         installation.close()
 
 
+@pytest.fixture(scope="session")
+def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated SQLite database, to be copied."""
+    first = Installation(tmp_path_factory.mktemp("e2e"), queue="e2e", broker_url="memory://", database_url="")
+    first.migrate()
+    with closing(sqlite3.connect(first.database)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return first.database
+
+
 @pytest.fixture
-def embedded(make: Make) -> Installation:
+def embedded(make: Make, migrated_file: Path) -> Installation:
     """SQLite and the broker made of files: no service at all."""
     installation = make(queue=f"e2e-{uuid4().hex[:8]}", broker_url="filesystem://", database_url="")
-    installation.migrate()
+    installation.database.parent.mkdir()
+    shutil.copy(migrated_file, installation.database)
     return installation

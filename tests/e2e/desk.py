@@ -121,10 +121,11 @@ def repairs() -> list[dict[str, Any]]:
 
 def retry(incident: str, expected_count: int) -> dict[str, Any]:
     """Retry all letters of an incident through the service, and say how long the call took."""
+    by = operator()
     began = time.monotonic()
     done = retry_incident(
         incident_id=UUID(incident),
-        by=operator(),
+        by=by,
         key=str(uuid4()),
         expected_count=expected_count,
         provider_checked=True,

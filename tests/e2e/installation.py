@@ -138,6 +138,11 @@ class Installation:
         self._desk: Desk | None = None
 
     @property
+    def database(self) -> Path:
+        """The SQLite file, where that is the database."""
+        return self.folder / "var" / "opsconsole.sqlite3"
+
+    @property
     def desk(self) -> Desk:
         if self._desk is None:
             self._desk = Desk(self.environment, self.folder / "desk.log")
@@ -150,10 +155,13 @@ class Installation:
         command = [sys.executable, "manage.py", "migrate", "--verbosity", "0"]
         subprocess.run(command, cwd=ROOT, env=self.environment, check=True, timeout=180)
 
-    def start_worker(self, pool: str = "prefork", *, include: tuple[str, ...] = (), queue: str = "") -> Worker:
+    def start_worker(
+        self, pool: str = "prefork", *, include: tuple[str, ...] = (), queue: str = "", wait: bool = True
+    ) -> Worker:
         worker = Worker(self, pool, include, queue or self.queue)
         self.workers.append(worker)
-        worker.wait_until_ready()
+        if wait:
+            worker.wait_until_ready()
         return worker
 
     def heal(self) -> None:

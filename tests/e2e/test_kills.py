@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from typing import Any
 
 import pytest
 
 from tests.e2e.conftest import Make
 from tests.e2e.installation import Installation, wait_until
 
-SLOW, WELL = 60, 40
+SLOW, WELL = 40, 40
+OTHER_QUEUE = "where-nobody-sends"
 
 
 def kill_in_the_middle(installation: Installation, *, main_only: bool) -> None:
@@ -58,45 +57,41 @@ def test_a_killed_worker_loses_nothing_on_files_and_sqlite(embedded: Installatio
 
 
 @pytest.mark.postgresql
-@pytest.mark.parametrize("main_only", [False, True], ids=["whole worker", "main process"])
 def test_a_killed_worker_loses_nothing_on_rabbitmq(
-    make: Make, rabbitmq_url: str, postgresql_url: str, queue_name: str, main_only: bool
+    make: Make, rabbitmq_url: str, postgresql_url: str, queue_name: str
 ) -> None:
     installation = make(queue=queue_name, broker_url=rabbitmq_url, database_url=postgresql_url)
-    kill_in_the_middle(installation, main_only=main_only)
-
-
-def one_letter(installation: Installation, worker: Any) -> dict[str, Any]:
-    installation.ask("send", jobs={"e2e.refused": 1})
-    installation.wait_for_letters(1)
-    worker.stop()
-    installation.heal()
-    [incident] = installation.ask("incidents")
-    assert isinstance(incident, dict)
-    return incident
+    kill_in_the_middle(installation, main_only=False)
 
 
 @pytest.mark.once
 @pytest.mark.parametrize("side", ["before", "after"])
 def test_a_relay_that_is_killed_around_the_send_starts_the_repair_once(embedded: Installation, side: str) -> None:
-    """C5: killed between claim and send, or between send and mark; another worker sends again, and one start counts."""
-    incident = one_letter(embedded, embedded.start_worker("threads"))
-    embedded.environment["E2E_RELAY_DIES"] = side
-    dying = embedded.start_worker("threads", include=("tests.e2e.relay_dies",), queue="nobody-sends-there")
+    """C5: killed between claim and send, or between send and mark; it is sent again, and one start counts."""
+    first = embedded.start_worker("threads")
+    embedded.ask("send", jobs={"e2e.refused": 1})
+    embedded.wait_for_letters(1)
+    [incident] = embedded.ask("incidents")
+    embedded.heal()
+    # Planned while there is no relay; killed and not stopped, because a stopped worker no longer serves the job.
+    first.kill()
     assert embedded.ask("retry", incident=incident["id"], expected_count=1)["planned"] == 1
+
+    embedded.environment["E2E_RELAY_DIES"] = side
+    dying = embedded.start_worker("threads", include=("tests.e2e.relay_dies",), queue=OTHER_QUEUE, wait=False)
     wait_until(lambda: not dying.is_running, "the relay is killed")
     [repair] = embedded.ask("repairs")
     assert repair["state"] == "planned"
 
     # It relays and does not consume, so that after a killed "after" two messages wait for the next worker.
-    relaying = embedded.start_worker("threads", queue="nobody-sends-there")
+    relaying = embedded.start_worker("threads", queue=OTHER_QUEUE)
     wait_until(lambda: embedded.ask("repairs")[0]["state"] == "sent", "it is sent once its lease has ended")
     relaying.stop()
     embedded.start_worker("threads")
     [repair] = embedded.wait_for_repairs(1)
-    time.sleep(1.0)
+    refused = 1 if side == "after" else 0
+    wait_until(lambda: embedded.ask("balance")["ignored"] == refused, "the second message is refused")
     assert repair["state"] == "succeeded"
     assert embedded.runs()[repair["task_id"]] == 1
-    assert embedded.ask("balance")["ignored"] == (1 if side == "after" else 0), "the second message was refused"
     [incident] = embedded.ask("incidents")
     assert incident["state"] == "resolved"
