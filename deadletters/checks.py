@@ -10,7 +10,6 @@ from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 
 from deadletters import conf
-from deadletters.journal.folder import choose_root
 
 
 @register(Tags.compatibility)
@@ -19,6 +18,7 @@ def check_settings(**_: Any) -> list[CheckMessage]:
     messages: list[CheckMessage] = []
     for read, hint in (
         (conf.sealer, "See manage.py keys new."),
+        (conf.source, "It names environment, service and broker, such as shop-production."),
         (conf.grouping_mode, "See docs/settings.md."),
         (conf.declared_policies, "See docs/settings.md."),
         (conf.identity, "OPSCONSOLE_IDENTITY is the dotted path of a function."),
@@ -33,7 +33,7 @@ def check_settings(**_: Any) -> list[CheckMessage]:
 @register(Tags.compatibility)
 def check_journal_folder(**_: Any) -> list[CheckMessage]:
     """Warn where the journal lies on what a restart of the host may empty."""
-    chosen = choose_root(getattr(settings, "OPSCONSOLE_JOURNAL_DIR", None))
+    chosen = conf.journal_root()
     if chosen.kind != "temporary":
         return []
     return [

@@ -7,15 +7,17 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
+from django.db import DEFAULT_DB_ALIAS, Error, connections
 from django.utils.module_loading import import_string
 
 from deadletters.grouping import GroupingMode
+from deadletters.journal.folder import ChosenRoot, JournalRoot, choose_root
 from deadletters.policy import PolicyBook, TaskPolicySpec
 from opsconsole.core.redaction import DEFAULT_PATTERNS, Redactor
 from opsconsole.core.sealing import Sealer
@@ -25,7 +27,10 @@ Identity = Callable[[str, Any, Any, Any], tuple[str, str, str]]
 
 def source() -> str:
     """Return the name under which this project's workers record: environment, service, broker."""
-    return str(getattr(settings, "OPSCONSOLE_SOURCE", "default"))
+    name = str(getattr(settings, "OPSCONSOLE_SOURCE", "default"))
+    if not 1 <= len(name) <= 100 or "\x00" in name:
+        raise ImproperlyConfigured("OPSCONSOLE_SOURCE has 1 to 100 characters")
+    return name
 
 
 def release() -> str:
@@ -64,6 +69,23 @@ def kept_seconds() -> float:
     return float(getattr(settings, "OPSCONSOLE_KEEP_JOURNAL_HOURS", 24)) * 3_600
 
 
+def journal_root() -> ChosenRoot:
+    """Return where this installation's journals lie: below the configured or default folder, a folder of its own.
+
+    Two projects of one user share the default folder, and a worker recovers what it finds: it must never record the
+    jobs of another project in its own database.
+    """
+    chosen = choose_root(getattr(settings, "OPSCONSOLE_JOURNAL_DIR", None))
+    return replace(chosen, root=JournalRoot(chosen.root.path / installation()))
+
+
+def installation() -> str:
+    """Return a short name for the database that this process records in."""
+    known = connections[DEFAULT_DB_ALIAS].settings_dict
+    parts = [str(known.get(name) or "") for name in ("ENGINE", "HOST", "PORT", "NAME")]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+
+
 def grouping_mode() -> GroupingMode:
     """Return INCIDENT_GROUPING; it decides about new letters only."""
     try:
@@ -99,7 +121,12 @@ class Policies:
         if loaded is None or time.monotonic() - loaded.at > self._max_age:
             with self._lock:
                 rows = {spec.pattern: spec for spec in declared_policies()}
-                rows.update({spec.pattern: spec for spec in self._load_rows()})
+                try:
+                    rows.update({spec.pattern: spec for spec in self._load_rows()})
+                except Error:
+                    if loaded is None:
+                        raise
+                    return loaded.book
                 loaded = self._loaded = _Loaded(book=PolicyBook(list(rows.values())), at=time.monotonic())
         return loaded.book
 

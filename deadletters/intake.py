@@ -21,11 +21,12 @@ from incidents.models import Severity
 from opsconsole.core.ids import new_id
 from opsconsole.core.redaction import Redactor, decode_body
 from opsconsole.core.safe_text import safe_text, shorten
-from opsconsole.core.sealing import Sealer, SealError
+from opsconsole.core.sealing import BrokenSeal, Sealer, SealError
 
 ERROR_TEXT_LIMIT = 4_000
 TRACEBACK_LIMIT = 64_000
 PREVIEW_LIMIT = 4_000
+SEVERITIES = {str(member.label): member for member in Severity}
 COMPRESS_FROM = 1_024
 """Below this a message gains less from compression than the 40 microseconds are worth."""
 
@@ -100,6 +101,11 @@ class Failure:
     is_set_aside: bool = False
 
     @property
+    def is_failed_repair(self) -> bool:
+        """Whether it is the end of a repair, and so an occurrence of the letter that was repaired."""
+        return self.repaired_letter_id is not None
+
+    @property
     def title(self) -> str:
         """The title of the incident that it opens, made only then: most failures find theirs open."""
         return grouping.title(
@@ -165,7 +171,7 @@ class Intake:
             fingerprint=fingerprint,
             delivery=shorten(f"{message_id}:{delivery.retries}", 300),
             task_id=shorten(task_id, 255),
-            retries=delivery.retries,
+            retries=_fitting(delivery.retries, 0, (1 << 31) - 2) or 0,
             task=delivery.task,
             job_type=job_type,
             queue=shorten(delivery.queue, 200),
@@ -181,7 +187,7 @@ class Intake:
             traceback=traceback,
             traceback_digest=hashlib.sha256(traceback.encode()).hexdigest() if traceback else "",
             judgement=self.judgement(error, policy, delivery, caught=failed.caught, never_started=failed.never_started),
-            severity=Severity.named(policy.severity),
+            severity=SEVERITIES[policy.severity],
             grouping=mode,
             incident_key=grouping.grouping_key(
                 mode=mode,
@@ -201,7 +207,7 @@ class Intake:
             key_id=self.sealer.key_id(message) if message else "",
             exchange=shorten(delivery.exchange, 255),
             routing_key=shorten(delivery.routing_key, 255),
-            priority=delivery.priority,
+            priority=_fitting(delivery.priority, -(1 << 15), (1 << 15) - 1),
             root_id=shorten(delivery.root_id, 255),
             parent_id=shorten(delivery.parent_id, 255),
             group_id=shorten(delivery.group_id, 255),
@@ -277,6 +283,11 @@ class Intake:
         return seal_message(self.sealer, packed, letter_id), safe_text(preview, PREVIEW_LIMIT)
 
 
+def _fitting(value: int | None, least: int, most: int) -> int | None:
+    """Return a number of somebody's message as its column can hold it."""
+    return None if value is None else min(max(int(value), least), most)
+
+
 PLAIN, ZLIB = b"\x00", b"\x01"
 
 
@@ -288,8 +299,22 @@ def seal_message(sealer: Sealer, packed: bytes, letter_id: UUID) -> bytes:
 
 
 def open_message(sealer: Sealer, blob: bytes, letter_id: UUID) -> bytes:
-    """Return the packed message; raises ``UnknownSealKey`` or ``BrokenSeal``."""
-    opened = sealer.open(blob, letter_id.bytes)
+    """Return the packed message; raises ``UnknownSealKey`` or ``BrokenSeal``.
+
+    What could not be opened when it was recorded, for want of its key, lies there as the journal had sealed it.
+    """
+    try:
+        opened = sealer.open(blob, letter_id.bytes)
+    except BrokenSeal:
+        return sealer.open(blob, MESSAGE_CONTEXT)
     if opened[:1] == ZLIB:
         return zlib.decompress(opened[1:])
     return opened[1:]
+
+
+def rebind_message(sealer: Sealer, failure: Failure, letter_id: UUID) -> bytes:
+    """Return a failure's message sealed for another letter than the one it would have made; b"" if it cannot be."""
+    try:
+        return seal_message(sealer, open_message(sealer, failure.blob, failure.letter_id), letter_id)
+    except SealError:
+        return b""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models import F, Q
 
+from deadletters.grouping import GroupingMode
 from deadletters.journal.events import Caught, MessageState
 from deadletters.outcome import Effects, OutcomeClass
+from deadletters.policy import TaskPolicySpec
 from deadletters.querysets import DeadLetterQuerySet, OccurrenceQuerySet, WorkerNodeQuerySet
 from grants.resources import Resource
 from incidents.models import Grouping, Incident, Severity
@@ -305,6 +308,27 @@ class TaskPolicy(models.Model):
 
     def __str__(self) -> str:
         return self.pattern
+
+    def clean(self) -> None:
+        """Refuse a policy that makes no sense, naming the field."""
+        try:
+            self.spec()
+        except ValueError as error:
+            raise ValidationError(str(error)) from error
+
+    def spec(self) -> TaskPolicySpec:
+        """Return the policy as the drainer reads it; raises ``ValueError`` naming the field that makes no sense."""
+        return TaskPolicySpec(
+            pattern=self.pattern,
+            team=self.team,
+            severity=self.get_severity_display(),
+            runbook=self.runbook,
+            effects=Effects(self.effects),
+            safe_errors=tuple(self.safe_errors.split()),
+            ignore=self.is_ignored,
+            max_age_seconds=self.max_age_seconds,
+            grouping=GroupingMode(self.grouping) if self.grouping else None,
+        )
 
 
 class SetAsideEntry(models.Model):

@@ -14,9 +14,10 @@ from uuid import UUID
 
 from django.db import connection, transaction
 
+from deadletters import conf
 from deadletters.grouping import GroupingMode
-from deadletters.intake import Failure
-from deadletters.journal.events import Caught
+from deadletters.intake import Failure, rebind_message
+from deadletters.journal.events import Caught, MessageState
 from deadletters.models import DeadLetter, LetterState, Occurrence, SealedMessage, TracebackText
 from deadletters.outcome import Judgement, OutcomeClass, combine
 from grants import audit
@@ -41,7 +42,7 @@ class Recorded:
 
     failure: Failure
     letter_id: UUID
-    incident_id: UUID
+    incident_id: UUID | None  # None if nothing was changed and nobody had to know
     is_new_letter: bool
     is_new_occurrence: bool
     is_late: bool = False
@@ -58,7 +59,7 @@ def record_failures(failures: Sequence[Failure], *, now: datetime) -> list[Recor
     each incident opened or reopened (A5, C8).
     """
     recorded: list[Recorded] = []
-    for chunk in _without_repeats(failures):
+    for chunk in without_repeats(failures):
         for attempt in range(PLANS_AT_MOST):
             try:
                 with transaction.atomic():
@@ -70,13 +71,17 @@ def record_failures(failures: Sequence[Failure], *, now: datetime) -> list[Recor
     return recorded
 
 
-def _without_repeats(failures: Sequence[Failure]) -> Iterable[list[Failure]]:
-    """Split so that no letter stands twice in one part: the second sees what the first has written."""
+def without_repeats(failures: Sequence[Failure]) -> Iterable[list[Failure]]:
+    """Split so that no letter stands twice in one part: the second sees what the first has written.
+
+    A letter's plain failure and its repair's do not look alike, so the two kinds are never in one part. Each part
+    wants a transaction of its own: one that holds the incidents of a part must not wait for those of the next.
+    """
     part: list[Failure] = []
     seen: set[object] = set()
     for failure in failures:
         identity = failure.repaired_letter_id or (failure.tenant, failure.fingerprint)
-        if identity in seen:
+        if identity in seen or (part and part[-1].is_failed_repair != failure.is_failed_repair):
             yield part
             part, seen = [], set()
         seen.add(identity)
@@ -90,6 +95,7 @@ class _Recording:
 
     def __init__(self, failures: list[Failure], now: datetime) -> None:
         self.failures = failures
+        self.repaired = {failure.repaired_letter_id for failure in failures if failure.repaired_letter_id is not None}
         self.now = now
         self.letters: dict[object, DeadLetter] = {}
         self.incidents: dict[UUID, Incident] = {}
@@ -97,7 +103,8 @@ class _Recording:
         self.closed_at: dict[tuple[UUID, int], datetime] = {}
         self.opened: set[UUID] = set()
         self.reopened: dict[UUID, str] = {}
-        self.ends: list[EpisodeEnd] = []
+        self.changed: set[UUID] = set()
+        self.messages: list[tuple[Failure, UUID, bytes]] = []
 
     def run(self) -> list[Recorded]:
         self._lock()
@@ -106,7 +113,6 @@ class _Recording:
         new_letters: list[Failure] = []
         new_occurrences: list[tuple[Failure, UUID, bool]] = []
         changed: list[DeadLetter] = []
-        messages: list[tuple[Failure, UUID]] = []
         for failure in self.failures:
             letter = self.letters.get(self._identity(failure))
             presumed = known.get((failure.tenant, failure.delivery))
@@ -122,7 +128,7 @@ class _Recording:
                 self._add_new_letter(incident, failure)
                 new_letters.append(failure)
                 new_occurrences.append((failure, failure.letter_id, False))
-                messages.append((failure, failure.letter_id))
+                self.messages.append((failure, failure.letter_id, failure.blob))
                 results.append(
                     Recorded(
                         failure=failure,
@@ -146,7 +152,7 @@ class _Recording:
                     is_late=is_late,
                 )
             )
-        self._write(new_letters, new_occurrences, changed, messages)
+        self._write(new_letters, new_occurrences, changed)
         return results
 
     # Planning and locking
@@ -177,15 +183,11 @@ class _Recording:
             for letter in DeadLetter.objects.lock_many(ids_of_letters).values():
                 if letter.incident_id not in self.incidents:
                     raise PlanOvertaken
-                identity = letter.id if letter.id in self._repaired_ids() else self._letter_identity(letter)
-                self.letters[identity] = letter
+                self.letters[self._letter_identity(letter)] = letter
             self._read_episode_ends()
 
-    def _repaired_ids(self) -> set[UUID]:
-        return {failure.repaired_letter_id for failure in self.failures if failure.repaired_letter_id is not None}
-
     def _letter_identity(self, letter: DeadLetter) -> object:
-        if letter.id in self._repaired_ids():
+        if letter.id in self.repaired:
             return letter.id
         return letter.tenant, letter.fingerprint
 
@@ -198,9 +200,8 @@ class _Recording:
                 source=plain[0].source,
                 fingerprint__in=[failure.fingerprint for failure in plain],
             ).select_related("incident")
-        repaired = self._repaired_ids()
-        if repaired:
-            letters += DeadLetter.objects.filter(id__in=repaired).select_related("incident")
+        if self.repaired:
+            letters += DeadLetter.objects.filter(id__in=self.repaired).select_related("incident")
         return letters
 
     def _read_incidents(self, keys: list[tuple[str, str, str]]) -> None:
@@ -287,10 +288,11 @@ class _Recording:
 
     def _add_new_letter(self, incident: Incident, failure: Failure) -> None:
         self._open_for(incident)
+        self.changed.add(incident.id)
         incident.letter_count += 1
         incident.unresolved_count += 1
         incident.note_occurrence(failure.happened_at)
-        self._break_acknowledgement(incident, failure, is_failed_repair=False)
+        self._break_acknowledgement(incident, failure)
 
     def _open_for(self, incident: Incident) -> None:
         """Make the incident one that may have an unresolved letter."""
@@ -298,10 +300,10 @@ class _Recording:
             incident.reopen("recurred", self.now)
             self.reopened[incident.id] = "recurred"
 
-    def _break_acknowledgement(self, incident: Incident, failure: Failure, *, is_failed_repair: bool) -> None:
+    def _break_acknowledgement(self, incident: Incident, failure: Failure) -> None:
         """An acknowledgement holds, except for the reasons of C1; one incident per job is source system A's (A3)."""
         reason = ""
-        if is_failed_repair:
+        if failure.is_failed_repair:
             reason = "repair_failed"
         elif failure.severity > incident.severity:
             reason = "severity_rose"
@@ -317,11 +319,15 @@ class _Recording:
     def _add_to_letter(self, letter: DeadLetter, failure: Failure) -> bool:
         """Add an occurrence to a known letter; returns whether it is late."""
         incident = self.incidents[letter.incident_id]
-        is_failed_repair = failure.repaired_letter_id is not None
+        is_failed_repair = failure.is_failed_repair
+        self.changed.add(incident.id)
         letter.occurrence_count += 1
         if letter.is_closed(incident):
             if self._is_late(letter, incident, failure):
                 incident.note_occurrence(failure.happened_at, is_late=True)
+                if is_failed_repair and letter.state == LetterState.RETRYING:
+                    # Closed through its incident all the same; but nobody is repairing it any more.
+                    letter.state = LetterState.OPEN
                 return True
             self._recur(letter, incident, failure)
             judgement = failure.judgement
@@ -330,7 +336,7 @@ class _Recording:
             judgement = combine(_judgement_of(letter), failure.judgement)
             if is_failed_repair:
                 letter.state = LetterState.OPEN
-            self._break_acknowledgement(incident, failure, is_failed_repair=is_failed_repair)
+            self._break_acknowledgement(incident, failure)
         _describe(letter, failure, judgement)
         return False
 
@@ -345,23 +351,27 @@ class _Recording:
     def _recur(self, letter: DeadLetter, incident: Incident, failure: Failure) -> None:
         """A closed letter that fails again is grouped anew and is unresolved again."""
         # A repair's failure belongs where its repair was asked for; anything else goes to the incident of its cause.
-        target = incident if failure.repaired_letter_id is not None else self._target(failure)
+        target = incident if failure.is_failed_repair else self._target(failure)
         if target.id != incident.id:
             incident.letter_count -= 1
             target.letter_count += 1
-        was_resolved = target.is_resolved
-        if was_resolved:
-            reason = "repair_failed" if failure.repaired_letter_id is not None else "recurred"
+        if target.is_resolved:
+            reason = "repair_failed" if failure.is_failed_repair else "recurred"
             target.reopen(reason, self.now)
             self.reopened[target.id] = reason
         target.unresolved_count += 1
         target.note_occurrence(failure.happened_at)
-        if not was_resolved:
-            self._break_acknowledgement(target, failure, is_failed_repair=failure.repaired_letter_id is not None)
+        self._break_acknowledgement(target, failure)
+        self.changed.add(target.id)
         letter.incident = target
         letter.episode = target.episode
         letter.state = LetterState.OPEN
         letter.closed_at = None
+        if letter.message_state != MessageState.FULL and failure.blob and not failure.is_failed_repair:
+            # A discarded letter has no message any more; the new delivery brought it again.
+            self.messages.append((failure, letter.id, rebind_message(conf.sealer(), failure, letter.id)))
+            letter.message_state = failure.message_state
+            letter.payload_preview = failure.preview
 
     def _replace_presumed_loss(self, presumed: Occurrence, letter: DeadLetter, failure: Failure) -> None:
         """A delivery presumed lost has been heard of after all: what it said replaces the presumption."""
@@ -371,8 +381,19 @@ class _Recording:
         presumed.outcome_class = failure.judgement.outcome
         presumed.outcome_reason = failure.judgement.reason
         presumed.happened_at = failure.happened_at
+        if failure.traceback_digest:
+            TRACEBACKS.insert([(failure.traceback_digest, failure.traceback)])
+            presumed.traceback_id = failure.traceback_digest
         presumed.save(
-            update_fields=["caught", "error_class", "error_text", "outcome_class", "outcome_reason", "happened_at"]
+            update_fields=[
+                "caught",
+                "error_class",
+                "error_text",
+                "outcome_class",
+                "outcome_reason",
+                "happened_at",
+                "traceback",
+            ]
         )
         _describe(letter, failure, combine(_judgement_of(letter), failure.judgement))
 
@@ -381,7 +402,7 @@ class _Recording:
         return Recorded(
             failure=failure,
             letter_id=letter_id,
-            incident_id=letter.incident_id if letter is not None else letter_id,
+            incident_id=letter.incident_id if letter is not None else None,
             is_new_letter=False,
             is_new_occurrence=is_new_occurrence,
         )
@@ -393,7 +414,6 @@ class _Recording:
         new_letters: list[Failure],
         new_occurrences: list[tuple[Failure, UUID, bool]],
         changed: list[DeadLetter],
-        messages: list[tuple[Failure, UUID]],
     ) -> None:
         inserted = LETTERS.insert_returning([self._letter_row(failure) for failure in new_letters], "id")
         if len(inserted) < len(new_letters):
@@ -406,22 +426,17 @@ class _Recording:
             raise PlanOvertaken
         MESSAGES.insert(
             [
-                (letter_id, failure.blob, failure.key_id, failure.message_digest, self.now)
-                for failure, letter_id in messages
-                if failure.blob
+                (letter_id, blob, failure.key_id, failure.message_digest, self.now)
+                for failure, letter_id, blob in self.messages
+                if blob
             ]
         )
         _save_letters(changed)
-        used = self._used_incidents()
-        Incident.objects.save_recorded([incident for incident in self.incidents.values() if incident.id in used])
-        unused = self.opened - used
+        Incident.objects.save_recorded([row for row in self.incidents.values() if row.id in self.changed])
+        unused = self.opened - self.changed
         if unused:
             Incident.objects.filter(id__in=unused).delete()
         self._audit(new_letters)
-
-    def _used_incidents(self) -> set[UUID]:
-        before = {incident.id for incident in self.incidents.values() if incident.occurrence_count > 0}
-        return before | set(self.reopened)
 
     def _letter_row(self, failure: Failure) -> tuple[Any, ...]:
         incident = self._target(failure)
@@ -469,7 +484,7 @@ class _Recording:
         ]
         for incident_id in sorted(self.opened | set(self.reopened)):
             incident = self.incidents[incident_id]
-            if incident_id in self.opened and incident.occurrence_count == 0:
+            if incident_id not in self.changed:
                 continue
             reason = self.reopened.get(incident_id, "")
             events.append(incident_event(incident, reason, self.now))
@@ -508,7 +523,8 @@ def _describe(letter: DeadLetter, failure: Failure, judgement: Judgement) -> Non
 
 CHANGED = (
     "incident_id", "episode", "state", "outcome_class", "outcome_reason", "caught", "error_class", "error_text",
-    "call_site", "attempts", "worker", "release", "occurrence_count", "last_seen_at", "closed_at",
+    "call_site", "attempts", "message_state", "payload_preview", "worker", "release", "occurrence_count",
+    "last_seen_at", "closed_at",
 )  # fmt: skip
 
 

@@ -9,15 +9,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby, islice
 
-from django.db import Error, transaction
+from django.db import InterfaceError, OperationalError, transaction
 
 from deadletters import conf
 from deadletters.drainer import Settlement, open_failed, policies
-from deadletters.intake import HostClock, Intake
+from deadletters.intake import HostClock, Intake, open_message, seal_message
 from deadletters.journal.events import Failed
 from deadletters.journal.kept import KeptFailures
 from deadletters.models import SealedMessage, SetAsideEntry
-from deadletters.recorder import record_failures
+from deadletters.recorder import record_failures, without_repeats
 from opsconsole.core.clock import boot_id, boot_now, wall_now
 from opsconsole.core.database import database_now, locked
 from opsconsole.core.sealing import SealError
@@ -40,7 +40,12 @@ def replay_kept(kept: KeptFailures, settlement: Settlement) -> Replayed:
     for source, failures in groupby(kept.iter(), key=lambda failed: failed.delivery.source):
         for page in _pages(failures):
             report.seen += len(page)
-            report.recorded += _record(page, source or conf.source(), settlement)
+            try:
+                report.recorded += _record(page, source or conf.source(), settlement)
+            except (OperationalError, InterfaceError):
+                raise
+            except Exception:  # noqa: BLE001  (one of them is bad; the others are to be recorded)
+                _one_by_one(page, source or conf.source(), settlement, report)
     return report
 
 
@@ -51,16 +56,31 @@ def replay_set_aside(settlement: Settlement) -> Replayed:
         report.seen += 1
         try:
             report.recorded += _record([open_failed(bytes(entry.blob))], entry.source, settlement)
-        except (Error, SealError, ValueError, KeyError, TypeError) as error:
+        except (OperationalError, InterfaceError):
+            raise
+        except Exception as error:  # noqa: BLE001  (whatever is wrong with one entry, the next ones are to be tried)
             report.refused.append(f"{entry.job_type} {entry.delivery}: {type(error).__name__}: {error}")
             continue
         SetAsideEntry.objects.filter(id=entry.id).update(applied_at=database_now())
     return report
 
 
+def _one_by_one(page: list[Failed], source: str, settlement: Settlement, report: Replayed) -> None:
+    for failed in page:
+        try:
+            report.recorded += _record([failed], source, settlement)
+        except (OperationalError, InterfaceError):
+            raise
+        except Exception as error:  # noqa: BLE001  (as above)
+            report.refused.append(f"{failed.delivery.task} {failed.delivery.task_id}: {type(error).__name__}: {error}")
+
+
 def _record(page: list[Failed], source: str, settlement: Settlement) -> int:
     now = database_now()
     clock = HostClock(database_now=now, boot_now=boot_now(), wall_now=wall_now(), boot_id=boot_id())
+    for failed in page:
+        failed.delivery.source = source
+    page = [failed for failed in page if not (failed.delivery.repair_id and settlement.is_settled_elsewhere(failed))]
     letters = settlement.letters_of(failed.delivery for failed in page if failed.delivery.repair_id)
     book = policies().book()
     failures = [
@@ -75,10 +95,13 @@ def _record(page: list[Failed], source: str, settlement: Settlement) -> int:
         ).failure(failed, clock=clock, boot_id=failed.delivery.boot_id, letter_id=letters.get(failed.delivery.token))
         for failed in page
     ]
-    with transaction.atomic():
-        recorded = record_failures(failures, now=now)
-        settlement.failed((item for item in recorded if item.is_new_occurrence), now)
-    return sum(item.is_new_occurrence for item in recorded)
+    count = 0
+    for part in without_repeats(failures):
+        with transaction.atomic():
+            recorded = record_failures(part, now=now)
+            settlement.failed((item for item in recorded if item.is_new_occurrence), now)
+        count += sum(item.is_new_occurrence for item in recorded)
+    return count
 
 
 def _pages(failures: Iterable[Failed]) -> Iterator[list[Failed]]:
@@ -114,11 +137,11 @@ def rotate_messages() -> Rotated:
             for row in page:
                 last = row.letter_id
                 try:
-                    plain = sealer.open(bytes(row.blob), row.letter_id.bytes)
+                    plain = open_message(sealer, bytes(row.blob), row.letter_id)
                 except SealError:
                     report.unknown += 1
                     continue
-                row.blob = sealer.seal(plain, row.letter_id.bytes)
+                row.blob = seal_message(sealer, plain, row.letter_id)
                 row.key_id = sealer.primary
                 row.save(update_fields=["blob", "key_id"])
                 report.sealed_anew += 1

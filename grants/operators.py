@@ -29,6 +29,10 @@ class OperatorKind(StrEnum):
     CLI = "cli"  # a shell on one of our hosts, acting with the grants of a user it names
 
 
+NAME_LENGTH = 200
+"""What every record of who did something has room for."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
     """Who acts, and whose grants apply.
@@ -67,7 +71,7 @@ class Operator:
         return cls(
             kind=OperatorKind.TOKEN,
             id=str(token.public_id),
-            name=f"{token.name} ({owner.get_username()})",
+            name=f"{token.name} ({owner.get_username()})"[:NAME_LENGTH],
             user_id=owner.pk,
             # A name that this release does not know allows nothing.
             token_actions=frozenset(known[name] for name in token.actions if name in known),
@@ -85,7 +89,9 @@ class Operator:
         if acting_for is None:
             return cls(kind=OperatorKind.CLI, id=who, name=who)
         user = require_active_staff(acting_for)
-        return cls(kind=OperatorKind.CLI, id=who, name=f"{who} for {user.get_username()}", user_id=user.pk)
+        return cls(
+            kind=OperatorKind.CLI, id=who, name=f"{who} for {user.get_username()}"[:NAME_LENGTH], user_id=user.pk
+        )
 
 
 SYSTEM = Operator(kind=OperatorKind.SYSTEM, id="system", name="system")

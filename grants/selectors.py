@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -155,7 +155,8 @@ def principal_to_manage(
     Who may give none there learns nothing about who exists: raises ``AccessDenied``, audited, before it looks, and
     then ``PrincipalNotFound``.
     """
-    authorise_read(by, Action.GRANTS_MANAGE, resource)
+    target_type, name = ("group", group) if username is None else ("user", username)
+    authorise_read(by, Action.GRANTS_MANAGE, replace(resource, target_type=target_type, target_id=name or ""))
     return (
         None if username is None else user_named(username),
         None if group is None else group_named(group),

@@ -32,11 +32,15 @@ class Attachment:
 
     def connect(self) -> None:
         # celeryd_init is the last signal before worker_init by which Celery's Django fixup has set Django up.
-        signals.celeryd_init.connect(self._prepare, weak=False, dispatch_uid=f"{_UID}.prepare")
-        signals.worker_ready.connect(self._start, weak=False, dispatch_uid=f"{_UID}.start")
-        signals.worker_shutdown.connect(self._stop, weak=False, dispatch_uid=f"{_UID}.stop")
+        uid = f"{_UID}.{id(self.app)}"
+        signals.celeryd_init.connect(self._prepare, weak=False, dispatch_uid=f"{uid}.prepare")
+        signals.worker_ready.connect(self._start, weak=False, dispatch_uid=f"{uid}.start")
+        signals.worker_shutdown.connect(self._stop, weak=False, dispatch_uid=f"{uid}.stop")
 
-    def _prepare(self, **_: Any) -> None:
+    def _prepare(self, instance: Any = None, **_: Any) -> None:
+        # A process may hold several apps; the worker belongs to one of them.
+        if getattr(instance, "app", self.app) is not self.app:
+            return
         try:
             from opsconsole.runtime import WorkerRuntime
 

@@ -7,12 +7,10 @@ import time
 from typing import Any
 
 from celery import Celery
-from django.conf import settings
 
 from deadletters import conf
 from deadletters.drainer import Drainer
 from deadletters.journal import hooks as journal_hooks
-from deadletters.journal.folder import choose_root
 from deadletters.journal.hooks import Hooks
 from deadletters.nodes import Reporter, Standing
 from repairs.guard import DatabaseGuard
@@ -38,7 +36,7 @@ class WorkerRuntime:
     @classmethod
     def connect(cls, app: Celery, *, source: str | None) -> WorkerRuntime | None:
         """Connect the hooks before the worker begins; ``None`` if the kill switch is set."""
-        chosen = choose_root(getattr(settings, "OPSCONSOLE_JOURNAL_DIR", None))
+        chosen = conf.journal_root()
         name = source or conf.source()
         hooks = journal_hooks.connect(
             app,
@@ -89,7 +87,9 @@ class WorkerRuntime:
         for thread in (self.relay, self.drainer, self.reporter):
             if thread is not None:
                 thread.join(max(deadline - time.monotonic(), 0.1))
-        self.hooks.close()
+        # A journal that is let go of may be recovered by a sibling, which must not happen while it is being counted.
+        if self.drainer is None or not self.drainer.is_alive():
+            self.hooks.close()
 
     def _standing(self) -> Standing:
         drainer = self.drainer

@@ -56,7 +56,7 @@ class ProviderOutcomeUnknown(OpsError):
 
     code = "provider_outcome_unknown"
     status = 409
-    message = "Job {job_id} may already have happened: {reason}. Say what the provider knows of it first."
+    message = "Job {job_id} may already have happened. {reason} Say what the provider knows of it first."
 
 
 class JobNotServed(OpsError):
@@ -140,7 +140,7 @@ class SelectionInvalid(OpsError):
 
 
 class RepairNotCancellable(OpsError):
-    """It has started or is settled; it can only be awaited now."""
+    """It runs, or it is settled. A running one can be given up once its worker has been silent for a minute."""
 
     code = "repair_not_cancellable"
     status = 409

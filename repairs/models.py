@@ -23,7 +23,7 @@ class ActionState(models.TextChoices):
     STARTED = "started"  # the start guard let it begin; claim_retries and claim_holder say which attempt and where
     SUCCEEDED = "succeeded"  # its job has succeeded, or the decision took effect at once
     FAILED = "failed"  # its job has failed for good, or was lost
-    CANCELLED = "cancelled"  # withdrawn before it was sent
+    CANCELLED = "cancelled"  # withdrawn before it started
 
 
 LIVE = (ActionState.PLANNED, ActionState.SENT, ActionState.STARTED)

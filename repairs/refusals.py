@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -70,7 +71,7 @@ def open_letter_message(letter: DeadLetter) -> RawMessage:
         return unpack_message(open_message(conf.sealer(), bytes(stored.blob), letter.id))
     except UnknownSealKey:
         raise MessageSealedWithUnknownKey(key_id=stored.key_id) from None
-    except BrokenSeal:
+    except (BrokenSeal, ValueError, zlib.error, RecursionError):
         raise MessageNotCaptured(state="damaged") from None
 
 

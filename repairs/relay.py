@@ -207,13 +207,13 @@ class Relay(threading.Thread):
     def _send(self, action: RepairAction, outbox: Outbox) -> bool:
         """Send one claimed repair and mark it; returns whether the broker can be used."""
         try:
-            raw = open_letter_message(action.letter)
+            message = repair_message(action, open_letter_message(action.letter))
         except OpsError as refusal:
             # The key or the message went away after planning; it may come back, and the letter shows why it waits.
             self._release([action], error=refusal.detail, delay=timedelta(seconds=LONGEST_BACKOFF_SECONDS))
             return True
         try:
-            outbox.publish(repair_message(action, raw))
+            outbox.publish(message)
         except Exception as error:  # noqa: BLE001  (each transport has its own errors; all mean "not known to be sent")
             delay = min(2.0 ** min(action.send_count + 1, 5), LONGEST_BACKOFF_SECONDS)
             self._release([action], error=f"{type(error).__name__}: {error}", delay=timedelta(seconds=delay))

@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from deadletters.models import DeadLetter, LetterState, SealedMessage
+from deadletters.locking import LetterMoved, lock_letter
+from deadletters.models import DeadLetter, LetterState, SealedMessage, WorkerNode
 from deadletters.outcome import OutcomeClass
 from grants import audit
 from grants.access import Capability, authorise
@@ -37,9 +39,10 @@ from repairs.errors import (
     SelectionInvalid,
     TooMany,
 )
+from repairs.guard import holder_of
 from repairs.models import ActionState, ActionType, BatchState, ProviderAnswer, RepairAction, RepairBatch
 from repairs.refusals import Served, refuse_unrepairable
-from repairs.settling import settle_letter
+from repairs.settling import fail_repair, settle_letter
 
 LETTER_RETRIED = Action.DEAD_LETTERS_RETRY.value
 LETTER_DISCARDED = Action.DEAD_LETTERS_DISCARD.value
@@ -212,10 +215,12 @@ def discard_letter(
 
 @service
 def cancel_repair(*, repair_id: UUID, by: Operator, key: str) -> LetterMutation:
-    """Withdraw a repair that has not started; its letter waits for a decision again.
+    """Withdraw a repair; its letter waits for a decision again.
 
-    Locks incident, letter and repair. Raises ``RepairNotFound``, ``AccessDenied``, ``IdempotencyKeyReused`` or
-    ``RepairNotCancellable``.
+    One that has not started is cancelled, wherever its message is: the start guard refuses what is cancelled. One that
+    has started is given up only when no answer is to be expected any more, because its time is over or the worker that
+    holds it has not reported for a minute; then it counts as failed, and may have happened. Locks incident, letter and
+    repair. Raises ``RepairNotFound``, ``AccessDenied``, ``IdempotencyKeyReused`` or ``RepairNotCancellable``.
     """
     scope = RepairAction.objects.scope(repair_id)
     capability = authorise_target(by, Action.DEAD_LETTERS_RETRY, scope, RepairNotFound())
@@ -226,16 +231,30 @@ def cancel_repair(*, repair_id: UUID, by: Operator, key: str) -> LetterMutation:
     receipt = _replayed(key, REPAIR_CANCELLED, by, letter, digest)
     if receipt is not None:
         return LetterMutation.from_receipt(receipt, letter_id)
-    # A message that is on its way does no harm: the start guard refuses what is cancelled.
-    if action.state not in (ActionState.PLANNED, ActionState.SENT):
+    if action.state == ActionState.STARTED and _is_given_up(action, incident.locked_at):
+        letter.outcome_class = OutcomeClass.AMBIGUOUS
+        letter.outcome_reason = "its repair had started and nobody knows how it ended"
+        letter.save(update_fields=["outcome_class", "outcome_reason"])
+        fail_repair(action, letter, incident, code="no_answer", text="Given up: no answer was to be expected any more.")
+    elif action.state in (ActionState.PLANNED, ActionState.SENT):
+        action.state = ActionState.CANCELLED
+        action.settled_at = incident.locked_at
+        action.save(update_fields=["state", "settled_at"])
+        if letter.state == LetterState.RETRYING:
+            letter.state = LetterState.OPEN
+            letter.save(update_fields=["state"])
+        save_incident(incident)
+    else:
         raise RepairNotCancellable(state=action.state)
-    action.state = ActionState.CANCELLED
-    action.settled_at = incident.locked_at
-    action.save(update_fields=["state", "settled_at"])
-    letter.state = LetterState.OPEN
-    letter.save(update_fields=["state"])
-    save_incident(incident)
     return _record(REPAIR_CANCELLED, letter, incident, action, by=by, capability=capability, key=key, digest=digest)
+
+
+def _is_given_up(action: RepairAction, now: datetime) -> bool:
+    """Say whether a started repair will not answer: its time is over, or its worker has not reported for a minute."""
+    if action.answer_due_at is not None and action.answer_due_at < now:
+        return True
+    node = holder_of(action.claim_holder).partition("/")[0]
+    return not WorkerNode.objects.live(now).filter(id=node).exists()
 
 
 def retry_incident(
@@ -254,7 +273,7 @@ def retry_incident(
     """Plan to run several failed jobs of one incident again: those named, or all ``expected_count`` of them (A12).
 
     The set is frozen first, in one transaction with its receipt; then it is planned in pages of 100, each letter with
-    its own audit row under the key ``<key>:<letter id>``, so that no lock is held long. The same key goes on where a
+    its own audit row, so that no lock is held long. The same key goes on where a
     crash stopped it, and answers with the stored results once it is done. Without ``letter_ids``, every open letter of
     the running episode is meant, oldest first, and their number has to be ``expected_count``; more than 1,000 are
     refused. Raises ``IncidentNotFound``, ``AccessDenied``, ``IncidentResolved``, ``IncidentHasNoLetter``,
@@ -270,7 +289,7 @@ def retry_incident(
     )  # fmt: skip
     if begun.state == BatchState.PLANNING:
         for page in _pages(json.loads(begun.letters)):
-            _plan_page(batch_id=begun.batch_id, letter_ids=page, request=request, key=key)
+            _plan_page(batch_id=begun.batch_id, letter_ids=page, request=request)
     return _finish_batch(batch_id=begun.batch_id, idempotent_replay=begun.idempotent_replay)
 
 
@@ -383,7 +402,7 @@ def _pages(letter_ids: list[str]) -> Iterator[list[UUID]]:
 
 
 @service
-def _plan_page(*, batch_id: UUID, letter_ids: list[UUID], request: _RetryRequest, key: str) -> None:
+def _plan_page(*, batch_id: UUID, letter_ids: list[UUID], request: _RetryRequest) -> None:
     """Plan one page of a batch: each letter by itself, refusals included; what a key has planned stays planned."""
     by = request.by
     batch = RepairBatch.objects.select_related("incident").get(id=batch_id)
@@ -397,13 +416,13 @@ def _plan_page(*, batch_id: UUID, letter_ids: list[UUID], request: _RetryRequest
     for letter_id, letter in sorted(DeadLetter.objects.lock_many(letter_ids).items()):
         if str(letter_id) in results:
             continue
+        # Not from the client's key: with a key of that form for another letter, this one's audit row would be missing.
+        plan_key = f"batch:{batch_id}:{letter_id}"
         try:
             capability = authorise(by, Action.DEAD_LETTERS_RETRY, letter.resource)
             if letter.incident_id != incident.id:
                 raise JobOvertaken(standing="part of another incident")
-            action, warnings = _plan_retry(
-                letter, incident, request, key=f"{key}:{letter_id}", served=served, batch=batch
-            )
+            action, warnings = _plan_retry(letter, incident, request, key=plan_key, served=served, batch=batch)
         except OpsError as refusal:
             results[str(letter_id)] = asdict(
                 LetterResult(letter_id=str(letter_id), status="refused", code=refusal.code, detail=refusal.detail)
@@ -417,14 +436,15 @@ def _plan_page(*, batch_id: UUID, letter_ids: list[UUID], request: _RetryRequest
                 capability=capability,
                 outcome=_outcome(letter, incident, action, warnings),
                 reason=request.reason,
-                key=f"{key}:{letter_id}",
+                key=plan_key,
                 digest=audit.request_digest({"batch": str(batch_id)}),
             )
         )
         results[str(letter_id)] = asdict(
             LetterResult(letter_id=str(letter_id), status="planned", repair_id=str(action.id), warnings=tuple(warnings))
         )
-    audit.record_many(entries, at=incident.locked_at)
+    if audit.record_many(entries, at=incident.locked_at) != len(entries):
+        raise RuntimeError(f"an audit row of batch {batch_id} could not be written")
     batch.results = canonical_json(list(results.values()))
     batch.save(update_fields=["results"])
     save_incident(incident)
@@ -449,19 +469,13 @@ def _finish_batch(*, batch_id: UUID, idempotent_replay: bool) -> BatchMutation:
 
 
 def _lock(letter_id: UUID) -> tuple[Incident, DeadLetter]:
-    """Lock a letter's incident, then the letter; raises ``LetterNotFound``.
-
-    The letter may move to another incident between the two, when it recurs; then the next try finds it there.
-    """
-    for _attempt in range(5):
-        incident_id = DeadLetter.objects.filter(id=letter_id).values_list("incident_id", flat=True).first()
-        if incident_id is None:
-            raise LetterNotFound
-        incident = lock_incident(incident_id)
-        letter = DeadLetter.objects.lock(letter_id)
-        if letter.incident_id == incident_id:
-            return incident, letter
-    raise JobOvertaken(standing="failing again")
+    """Lock a letter's incident, then the letter; raises ``LetterNotFound`` or ``JobOvertaken``."""
+    try:
+        return lock_letter(letter_id)
+    except DeadLetter.DoesNotExist:
+        raise LetterNotFound from None
+    except LetterMoved:
+        raise JobOvertaken(standing="failing again") from None
 
 
 def _replayed(key: str, action: str, by: Operator, letter: DeadLetter, digest: str) -> AuditEvent | None:

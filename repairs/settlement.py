@@ -12,12 +12,12 @@ from uuid import UUID
 from django.db import transaction
 
 from deadletters.journal.events import Caught, Delivery, Ended, EndState, Failed
+from deadletters.locking import lock_letter
 from deadletters.models import DeadLetter, LetterState
 from deadletters.recorder import Recorded
-from incidents.models import Incident
-from opsconsole.core.database import database_now
+from repairs.guard import MARK
 from repairs.models import LIVE, ActionState, RepairAction
-from repairs.settling import settle_letter
+from repairs.settling import fail_repair, settle_letter
 
 SEND_AGAIN_AFTER = timedelta(seconds=5)
 
@@ -44,20 +44,9 @@ class DatabaseSettlement:
         }
 
     def is_settled_elsewhere(self, failed: Failed) -> bool:
-        """Say whether a lost delivery of a repair is no loss: another worker holds it, or it has its answer.
-
-        A delivery that never got the claim never ran; what counts is the one that did.
-        """
-        repair_id = _repair_of(failed.delivery)
-        if failed.caught != Caught.WORKER_LOST or repair_id is None:
-            return False
-        action = RepairAction.objects.filter(id=repair_id).only("id", "state", "claim_retries", "claim_holder").first()
-        if action is None:
-            return False
-        if action.state not in LIVE:
-            return True
-        is_claimed_elsewhere = action.state == ActionState.STARTED and action.claim_retries >= failed.delivery.retries
-        return bool(is_claimed_elsewhere and action.claim_holder != failed.delivery.holder)
+        """Say whether a failed delivery of a repair says nothing about it: it never had the claim, another one has."""
+        action = _action_of(failed.delivery)
+        return action is not None and _is_stale(action, failed.delivery)
 
     def failed(self, recorded: Iterable[Recorded], now: datetime) -> None:
         """Mark the repairs of these occurrences failed, in the transaction that records them."""
@@ -74,37 +63,25 @@ class DatabaseSettlement:
 
     def ended(self, ended: Ended) -> None:
         """Settle one delivery that did not fail: a repair's, or a redelivery of a job presumed lost."""
-        repair_id = _repair_of(ended.delivery)
-        if ended.state == EndState.SUCCESS and repair_id is not None:
-            with transaction.atomic():
-                self._succeeded(repair_id, ended.delivery)
-        elif ended.state == EndState.SUCCESS and ended.delivery.redelivered:
-            self._came_back(ended.delivery)
-        elif ended.state == EndState.REFUSED and repair_id is not None and _is_retriable(ended):
-            self._send_again(repair_id, ended.delivery)
-        elif ended.state in (EndState.REVOKED, EndState.IGNORED) and repair_id is not None:
-            with transaction.atomic():
-                self._withdrawn(repair_id, ended)
-
-    def _lock(self, repair_id: UUID, task_id: str) -> tuple[Incident, DeadLetter, RepairAction] | None:
-        """Lock incident, letter and repair, in this order; None if it is no repair of ours."""
-        letter_id = (
-            RepairAction.objects.filter(id=repair_id, new_task_id=task_id).values_list("letter_id", flat=True).first()
-        )
-        if letter_id is None:
-            return None
-        while True:
-            incident_id = DeadLetter.objects.values_list("incident_id", flat=True).get(id=letter_id)
-            incident = Incident.objects.lock(incident_id)
-            letter = DeadLetter.objects.lock(letter_id)
-            if letter.incident_id == incident_id:
-                return incident, letter, RepairAction.objects.lock(repair_id)
-
-    def _succeeded(self, repair_id: UUID, delivery: Delivery) -> None:
-        rows = self._lock(repair_id, delivery.task_id)
-        if rows is None:
+        delivery = ended.delivery
+        action = _action_of(delivery)
+        if action is None:
+            if ended.state == EndState.SUCCESS and delivery.redelivered:
+                self._came_back(delivery)
             return
-        incident, letter, action = rows
+        if ended.state == EndState.REFUSED:
+            if _is_retriable(ended):
+                self._send_again(action, ended)
+        elif ended.state == EndState.SUCCESS or not _is_stale(action, delivery):
+            with transaction.atomic():
+                if ended.state == EndState.SUCCESS:
+                    self._succeeded(action, delivery)
+                elif ended.state in (EndState.REVOKED, EndState.IGNORED):
+                    self._withdrawn(action, ended)
+
+    def _succeeded(self, known: RepairAction, delivery: Delivery) -> None:
+        incident, letter = lock_letter(known.letter_id)
+        action = RepairAction.objects.lock(known.id)
         now = incident.locked_at
         if action.state in LIVE:
             action.state = ActionState.SUCCEEDED
@@ -112,66 +89,93 @@ class DatabaseSettlement:
             action.started_at = action.started_at or now
             action.save(update_fields=["state", "settled_at", "started_at"])
             settle_letter(letter, incident, state=LetterState.REPAIRED, at=now)
-        elif action.state == ActionState.FAILED and letter.state == LetterState.OPEN:
+        elif action.state == ActionState.FAILED and letter.state == LetterState.OPEN and delivery.claimed:
             # It was given up as lost, and has finished after all.
             settle_letter(letter, incident, state=LetterState.OVERTAKEN, at=now)
 
-    def _withdrawn(self, repair_id: UUID, ended: Ended) -> None:
+    def _withdrawn(self, known: RepairAction, ended: Ended) -> None:
         """A repair's job was revoked or ignored: it has not succeeded, so its letter waits for a decision again."""
-        rows = self._lock(repair_id, ended.delivery.task_id)
-        if rows is None:
+        incident, letter = lock_letter(known.letter_id)
+        action = RepairAction.objects.lock(known.id)
+        if action.state not in LIVE or _is_stale(action, ended.delivery):
             return
-        incident, letter, action = rows
-        if action.state not in LIVE:
-            return
-        action.state = ActionState.FAILED
-        action.settled_at = incident.locked_at
-        action.error_code = ended.state.value
-        action.error_text = f"The job was {ended.state.value} and has not done its work."
-        action.save(update_fields=["state", "settled_at", "error_code", "error_text"])
-        if letter.state == LetterState.RETRYING:
-            letter.state = LetterState.OPEN
-            letter.save(update_fields=["state"])
-        if incident.state == "acknowledged" and not letter.is_closed(incident):
-            incident.break_acknowledgement("repair_failed")
-            Incident.objects.save_recorded([incident])
+        fail_repair(
+            action,
+            letter,
+            incident,
+            code=ended.state.value,
+            text=f"The job was {ended.state.value} and has not done its work.",
+        )
 
     def _came_back(self, delivery: Delivery) -> None:
         """A job presumed lost with its worker was delivered again and has succeeded: nothing is left to repair."""
         waiting = DeadLetter.objects.filter(
-            task_id=delivery.task_id, job_type=delivery.task, state=LetterState.OPEN, caught=Caught.WORKER_LOST
+            tenant=delivery.tenant,
+            source=delivery.source,
+            task_id=delivery.task_id,
+            state=LetterState.OPEN,
+            caught=Caught.WORKER_LOST,
+            occurrences__delivery=f"{delivery.task_id}:{delivery.retries}",
+            occurrences__caught=Caught.WORKER_LOST,
         ).values_list("id", flat=True)
-        for letter_id in waiting:
+        for letter_id in list(waiting):
             with transaction.atomic():
-                incident_id = DeadLetter.objects.values_list("incident_id", flat=True).get(id=letter_id)
-                incident = Incident.objects.lock(incident_id)
-                letter = DeadLetter.objects.lock(letter_id)
-                if letter.state == LetterState.OPEN and letter.incident_id == incident_id:
+                incident, letter = lock_letter(letter_id)
+                if letter.state == LetterState.OPEN:
                     settle_letter(letter, incident, state=LetterState.OVERTAKEN, at=incident.locked_at)
 
-    def _send_again(self, repair_id: UUID, delivery: Delivery) -> None:
+    def _send_again(self, known: RepairAction, ended: Ended) -> None:
         """The guard could not ask the database, so the body has not run; the relay sends it once more.
 
-        Only for a first attempt: a later one has an attempt before it, which is not to be run a second time.
+        Only for a first attempt: a later one has an attempt before it, which is not to be run a second time. A claim
+        that was written although its answer was lost is this delivery's own, and is taken back.
         """
-        again = RepairAction.objects.filter(
-            id=repair_id,
-            new_task_id=delivery.task_id,
-            state__in=(ActionState.PLANNED, ActionState.SENT),
-            claim_retries__lt=0,
-        ).update(
-            state=ActionState.PLANNED,
-            due_at=database_now() + SEND_AGAIN_AFTER,
-            lease_owner="",
-            lease_expires_at=None,
-            send_error="the start guard could not reach the database",
-        )
-        if not again and delivery.retries:
-            with transaction.atomic():
-                self._withdrawn(
-                    repair_id,
-                    Ended(delivery=delivery, state=EndState.IGNORED, at_boot=0.0, at_wall=0.0),
+        mark = ended.error.text.rpartition(MARK)[2] if ended.error is not None else ""
+        with transaction.atomic():
+            incident, letter = lock_letter(known.letter_id)
+            action = RepairAction.objects.lock(known.id)
+            is_own_claim = bool(mark) and action.claim_holder.endswith(f"{MARK}{mark}")
+            if action.state not in LIVE or (action.state == ActionState.STARTED and not is_own_claim):
+                return
+            if ended.delivery.retries:
+                fail_repair(
+                    action,
+                    letter,
+                    incident,
+                    code="start_refused",
+                    text="A later attempt could not be started: the start guard could not reach the database.",
                 )
+                return
+            action.state = ActionState.PLANNED
+            action.claim_retries = -1
+            action.claim_holder = action.lease_owner = ""
+            action.lease_expires_at = None
+            action.due_at = incident.locked_at + SEND_AGAIN_AFTER
+            action.send_error = "the start guard could not reach the database"
+            action.save()
+
+
+def _action_of(delivery: Delivery) -> RepairAction | None:
+    """Return the repair that a delivery carries out.
+
+    A header that was copied onto another job does not make it a repair: the task id has to be the repair's own.
+    """
+    repair_id = _repair_of(delivery)
+    if repair_id is None or "\x00" in delivery.task_id:
+        return None
+    return RepairAction.objects.filter(id=repair_id, new_task_id=delivery.task_id).first()
+
+
+def _is_stale(action: RepairAction, delivery: Delivery) -> bool:
+    """Say whether a delivery without the claim has nothing to say: the repair has its answer, or another one runs it.
+
+    A delivery that never had the claim never ran, whatever became of its message.
+    """
+    if delivery.claimed:
+        return False
+    return action.state not in LIVE or (
+        action.state == ActionState.STARTED and action.claim_retries >= delivery.retries
+    )
 
 
 def _repair_of(delivery: Delivery) -> UUID | None:

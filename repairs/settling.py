@@ -5,12 +5,14 @@ from __future__ import annotations
 from datetime import datetime
 
 from deadletters.models import DeadLetter, LetterState
+from deadletters.recorder import incident_event
 from grants import audit
 from grants.access import SYSTEM_CAPABILITY
 from grants.audit import AuditEntry
 from grants.operators import SYSTEM
-from incidents.models import Incident
+from incidents.models import Incident, IncidentState
 from incidents.services import RESOLVED, save_incident
+from repairs.models import ActionState, RepairAction
 
 CLOSING_CODES = {
     LetterState.REPAIRED: "repaired",
@@ -55,3 +57,22 @@ def settle_letter(letter: DeadLetter, incident: Incident, *, state: LetterState,
         at=at,
     )
     return True
+
+
+def fail_repair(action: RepairAction, letter: DeadLetter, incident: Incident, *, code: str, text: str) -> None:
+    """Mark a locked live repair failed without an occurrence: its letter waits for a decision again (C11).
+
+    An acknowledged incident opens again, as it does for every failed repair (C1), with its audit event (C8).
+    """
+    action.state = ActionState.FAILED
+    action.settled_at = incident.locked_at
+    action.error_code = code
+    action.error_text = text
+    action.save(update_fields=["state", "settled_at", "error_code", "error_text"])
+    if letter.state == LetterState.RETRYING:
+        letter.state = LetterState.OPEN
+        letter.save(update_fields=["state"])
+    if incident.state == IncidentState.ACKNOWLEDGED and not letter.is_closed(incident):
+        incident.break_acknowledgement("repair_failed")
+        save_incident(incident)
+        audit.record_many([incident_event(incident, "repair_failed", incident.locked_at)], at=incident.locked_at)

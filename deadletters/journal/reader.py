@@ -404,7 +404,7 @@ class FolderReader:
         elif kind == Kind.END:
             self._apply_end(number, item, boot, wall, body, position)
         elif kind == Kind.REQUEUE or (kind == Kind.CANCELLED and body == b"\1" and not delivery.acked):
-            self._end(number, item, EndState.RETURNED, boot, wall)
+            self._give_back(number, item, boot, wall)
         elif kind not in (Kind.ABORT, Kind.CANCELLED):
             raise ValueError(f"unknown kind {kind}")
 
@@ -577,11 +577,25 @@ class FolderReader:
             return
         if not delivery.acked:
             if item.known:
-                self._end(number, item, EndState.RETURNED, boot, wall)
+                self._give_back(number, item, boot, wall)
             return
         if not item.known and not self._gaps:
             # An acknowledgement that follows a delivery which ended in a segment that is gone.
             return
+        self._lose(number, item, boot, wall)
+
+    def _give_back(self, number: int, item: _Open, boot: float, wall: float) -> None:
+        """End a delivery that the broker still has. For a repair that had begun its promise is worth nothing.
+
+        The start guard lets no second delivery of it begin, so what it had done by then is all it will ever do.
+        """
+        if item.delivery.repair_id and item.delivery.claimed:
+            self._lose(number, item, boot, wall)
+        else:
+            self._end(number, item, EndState.RETURNED, boot, wall)
+
+    def _lose(self, number: int, item: _Open, boot: float, wall: float) -> None:
+        delivery = item.delivery
         never_started = self._never_started(delivery)
         what = "before it started" if never_started else "while it ran"
         self._fail(

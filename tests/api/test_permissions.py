@@ -158,7 +158,7 @@ BY_ID = {
     ("dead-letters.retry", "repair_action"),
     ("dead-letters.discard", "dead_letter"),
     ("payloads.read", "dead_letter"),
-    ("grants.manage", ""),
+    ("grants.manage", "user"),
     ("grants.manage", "grant"),
     ("audit.read", ""),
 }

@@ -20,7 +20,7 @@ from deadletters.intake import Intake
 from deadletters.journal.events import Batch, Delivery, Ended, EndState, ErrorReport, Failed
 from deadletters.journal.folder import JournalRoot
 from deadletters.journal.kept import KeptFailures
-from deadletters.models import Attempt, DeadLetter, JournalFolder, SetAsideEntry, TaskMinute
+from deadletters.models import Attempt, DeadLetter, JournalFolder, SetAsideEntry, TaskMinute, TaskPolicy
 from deadletters.policy import TaskPolicySpec
 from deadletters.recorder import Recorded
 from deadletters.replay import replay_kept, replay_set_aside
@@ -104,6 +104,7 @@ def test_an_attempt_that_celery_retries_is_kept_with_its_error() -> None:
 
 def test_a_database_that_is_down_keeps_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """A read-only database raises InternalError: both mean wait, and neither sets anything aside."""
+    monkeypatch.setattr(drainer, "AT_ONCE", 100)
     events = [factories.failed() for _ in range(250)]
     drained = batch(*events)
     real, calls = drainer.record_failures, iter(range(10))
@@ -212,10 +213,12 @@ def test_journal_status_and_replay_speak_json(
     tmp_path: Path, settings: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings.OPSCONSOLE_JOURNAL_DIR = str(tmp_path)
-    drain(tmp_path).apply(batch(factories.failed()))
+    folder = conf.journal_root().root.path
+    drain(folder).apply(batch(factories.failed()))
     call_command("journal", "status", "--json")
     status = json.loads(capsys.readouterr().out)
-    assert status["root"] == str(tmp_path)
+    assert status["root"] == str(folder)
+    assert folder.parent == tmp_path
     assert status["kept_bytes"] > 0
     call_command("journal", "replay", "--json")
     assert json.loads(capsys.readouterr().out) == {"seen": 1, "recorded": 0, "refused": []}
@@ -243,3 +246,79 @@ def test_counts_that_cannot_be_stored_under_their_name_are_kept_under_another(mo
     drain().apply(batch(ended(EndState.SUCCESS), ended(EndState.SUCCESS, tenant="t-b")))
     row = TaskMinute.objects.get()
     assert (row.tenant, row.job_type, row.succeeded) == ("default", "invalid", 2)
+
+
+def test_an_answer_that_was_lost_does_not_count_twice() -> None:
+    """The commit had happened; the drainer, not knowing, applies the batch again."""
+    drained = batch(ended(EndState.SUCCESS))
+    drain().apply(drained)
+    drain().apply(drained)
+    assert TaskMinute.objects.get().succeeded == 1
+    drain().apply(batch(ended(EndState.SUCCESS), offset=200))
+    assert TaskMinute.objects.get().succeeded == 2
+
+
+def test_an_ending_that_cannot_be_settled_stops_nothing_behind_it() -> None:
+    class Hostile(NoRepairs):
+        def ended(self, ended: Ended) -> None:
+            if ended.delivery.task_id == "bad":
+                raise DataError("a NUL character")
+            super().ended(ended)
+
+    settlement = Hostile()
+    good = ended(EndState.SUCCESS, repair_id="r", task_id="good")
+    drain(settlement=settlement).apply(batch(ended(EndState.SUCCESS, repair_id="r", task_id="bad"), good))
+    assert settlement.endings == [good]
+    assert TaskMinute.objects.get().succeeded == 2
+
+
+@pytest.mark.parametrize(("priority", "retries"), [(100_000, 0), (None, 2**31), (None, 2**63)])
+def test_a_number_out_of_range_costs_no_letter(priority: int | None, retries: int) -> None:
+    drain().apply(batch(factories.failed(priority=priority, retries=retries)))
+    assert DeadLetter.objects.count() == 1
+    assert not SetAsideEntry.objects.exists()
+
+
+def test_an_attempt_number_out_of_range_stops_no_journal() -> None:
+    drain().apply(batch(ended(EndState.RETRY, retries=2**63)))
+    assert Attempt.objects.get().retries == 2**31 - 1
+    assert TaskMinute.objects.get().retried == 1
+
+
+def test_a_policy_that_makes_no_sense_is_left_out_and_the_others_hold(caplog: pytest.LogCaptureFixture) -> None:
+    TaskPolicy.objects.create(pattern="shop.bad", safe_errors="not-a-name!")
+    TaskPolicy.objects.create(pattern="shop.*", severity=40)
+    drain().apply(batch(factories.failed()))
+    assert DeadLetter.objects.get().incident.severity == 40
+    assert "shop.bad" in caplog.text
+
+
+def test_a_folder_that_cannot_be_recovered_does_not_keep_the_others_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Folder:
+        def __init__(self, name: str) -> None:
+            self.name = name
+            self.deleted = False
+
+        def delete(self) -> None:
+            self.deleted = True
+
+        def release(self) -> None: ...
+
+    folders = [Folder("bad"), Folder("good")]
+
+    def recover(folder: Any, _drain: object) -> bool:
+        if folder.name == "bad":
+            raise ValueError("no sense in it")
+        return True
+
+    monkeypatch.setattr(JournalRoot, "dead_folders", lambda _self: iter(folders))
+    monkeypatch.setattr(drainer, "recover_folder", recover)
+    root = JournalRoot(tmp_path)
+    thread = drainer.Drainer(
+        folder=root.create_worker_folder("w"), root=root, source="tests", worker="w", settlement=NoRepairs(),
+        flush=lambda: None,
+    )  # fmt: skip
+    assert thread.recover() == 1
+    assert [folder.deleted for folder in folders] == [False, True]

@@ -407,6 +407,18 @@ def test_a_repair_that_was_not_claimed_never_started_whatever_prerun_says(writer
     assert [event.delivery.claimed for event in events] == [False, True]
 
 
+def test_a_repair_that_had_begun_is_lost_with_its_worker_although_the_broker_still_has_it(writer: Writer) -> None:
+    """Its redelivery is refused by the start guard, so nobody would ever hear of it again."""
+    for number in (1, 2):
+        writer.received(number, 1.0, f=f"repair-{number}")
+        writer.start(number, 1.2)
+        writer.put(Kind.CLAIMED, number, 1.3, writer.identity(number, f=f"repair-{number}"), process="child-7")
+    writer.put(Kind.REQUEUE, 1, 1.4)
+    events = finish(writer).events
+    assert told(*events) == [("id-1", "worker_lost"), ("id-2", "worker_lost")]
+    assert not any(getattr(event, "never_started", True) for event in events)
+
+
 def test_after_a_gap_nothing_is_certain(writer: Writer) -> None:
     writer.received(1, 1.0)
     writer.ack(1, 1.1)

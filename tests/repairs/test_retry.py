@@ -476,3 +476,37 @@ def test_one_key_for_a_whole_incident_from_twenty_threads_has_one_effect(cast: C
     assert sum(not answer.idempotent_replay for answer in answers) == 1
     assert RepairAction.objects.count() == 150
     assert {DeadLetter.objects.get(id=answer.letter_id).state for answer in RepairAction.objects.all()} == {"retrying"}
+
+
+def test_a_key_made_for_another_letter_hides_no_repair_from_the_audit_trail(cast: Cast) -> None:
+    """Keys of a batch's letters are not a client's to choose: each planned repair has its own row."""
+    first, second = letters(2)
+    incident = Incident.objects.get()
+    retry_letter(letter_id=first, by=cast.olga, key=f"K:{second}")
+    retry_incident(incident_id=incident.id, by=cast.olga, key="K", letter_ids=[second])
+    assert AuditEvent.objects.filter(action="dead-letters.retry", target_id=str(second)).count() == 1
+
+
+def test_a_discarded_letter_that_fails_again_can_be_retried_with_its_new_message(cast: Cast) -> None:
+    letter = factories.dead_letter(task_id="again")
+    discard_letter(letter_id=letter.id, by=cast.olga, key="d", reason="customer left")
+    factories.record(factories.failure(task_id="again", retries=1))
+    letter.refresh_from_db()
+    assert (letter.state, letter.message_state) == (LetterState.OPEN, MessageState.FULL)
+    assert retry_letter(letter_id=letter.id, by=cast.olga, key="k").state == "retrying"
+
+
+def test_a_message_recorded_without_its_key_can_be_sent_once_the_key_is_back(cast: Cast) -> None:
+    """It lies there as the journal had sealed it, and is neither damaged nor lost."""
+    conf.sealer.cache_clear()
+    with override_settings(OPSCONSOLE_KEYS="old:" + "QUJD" * 10 + "QUI=", SECRET_KEY="another"):
+        failed = factories.failed()
+    conf.sealer.cache_clear()
+    failure = factories.intake().failure(failed, clock=factories.host_clock(), boot_id="")
+    (recorded,) = factories.record(failure)
+    with pytest.raises(MessageSealedWithUnknownKey):
+        retry_letter(letter_id=recorded.letter_id, by=cast.olga, key="k")
+    with override_settings(OPSCONSOLE_KEYS="old:" + "QUJD" * 10 + "QUI="):
+        conf.sealer.cache_clear()
+        assert retry_letter(letter_id=recorded.letter_id, by=cast.olga, key="k").state == "retrying"
+    conf.sealer.cache_clear()

@@ -18,7 +18,7 @@ from incidents.models import EpisodeEnd, Incident, IncidentState
 from incidents.services import resolve_incident
 from opsconsole.core.clock import boot_id, boot_now, wall_now
 from opsconsole.core.database import database_now
-from repairs.guard import DatabaseGuard
+from repairs.guard import DatabaseGuard, holder_of
 from repairs.models import ActionState, RepairAction
 from repairs.services import retry_letter
 from repairs.settlement import DatabaseSettlement
@@ -75,7 +75,7 @@ def test_a_claim_marks_the_repair_started_by_its_holder(cast: Cast) -> None:
     action = repair(cast)
     claim(action)
     action.refresh_from_db()
-    assert (action.state, action.claim_retries, action.claim_holder) == (ActionState.STARTED, 0, HOLDER)
+    assert (action.state, action.claim_retries, holder_of(action.claim_holder)) == (ActionState.STARTED, 0, HOLDER)
     assert action.started_at is not None
 
 
@@ -86,7 +86,7 @@ def test_a_second_delivery_of_an_attempt_does_not_start(cast: Cast) -> None:
         claim(action, holder="another/child-8")
     assert refused.value.retriable is False
     action.refresh_from_db()
-    assert action.claim_holder == HOLDER
+    assert holder_of(action.claim_holder) == HOLDER
 
 
 def test_the_next_attempt_of_a_repair_starts_and_an_earlier_one_does_not(cast: Cast) -> None:
@@ -272,7 +272,7 @@ def test_a_lost_job_that_is_redelivered_and_succeeds_takes_its_letter_back(cast:
     """DESIGN 4: the entry precedes the ack, so a kill between them makes a letter for a message that comes back."""
     lost = factories.failed(caught=Caught.WORKER_LOST, task_id="back")
     factories.record(factories.intake().failure(lost, clock=factories.host_clock(), boot_id=boot_id()))
-    DatabaseSettlement().ended(ended(factories.delivery(task_id="back", redelivered=True)))
+    DatabaseSettlement().ended(ended(factories.delivery(task_id="back", redelivered=True, source="tests")))
     assert DeadLetter.objects.get().state == LetterState.OVERTAKEN
     assert Incident.objects.get().state == IncidentState.RESOLVED
 
@@ -307,3 +307,135 @@ def test_settlements_of_one_incident_at_the_same_time_count_exactly(cast: Cast) 
     incident = Incident.objects.get()
     assert (incident.state, incident.unresolved_count) == (IncidentState.RESOLVED, 0)
     assert EpisodeEnd.objects.count() == 1
+
+
+# What a delivery without the claim may not do
+
+
+def test_a_duplicate_that_never_started_says_nothing_about_a_repair_that_has_its_answer(cast: Cast) -> None:
+    """A copy that reaches a worker without the task must not reopen what has succeeded."""
+    action = repair(cast)
+    claim(action)
+    DatabaseSettlement().ended(ended(repair_delivery(action)))
+    copy = repair_delivery(action, claimed=False, holder="")
+    record_repair_failure(factories.failed(caught=Caught.UNKNOWN, never_started=True, delivery=copy))
+    assert DeadLetter.objects.get().state == LetterState.REPAIRED
+    assert Incident.objects.get().state == IncidentState.RESOLVED
+    assert Occurrence.objects.count() == 1
+
+
+@pytest.mark.parametrize("state", [EndState.REVOKED, EndState.IGNORED])
+def test_a_revoked_duplicate_does_not_fail_the_repair_that_runs(cast: Cast, state: EndState) -> None:
+    action = repair(cast)
+    claim(action)
+    DatabaseSettlement().ended(ended(repair_delivery(action, claimed=False, holder=""), state))
+    action.refresh_from_db()
+    assert action.state == ActionState.STARTED
+
+
+def test_a_refused_duplicate_does_not_send_a_running_repair_again(cast: Cast) -> None:
+    action = repair(cast)
+    claim(action)
+    refusal = ErrorReport(error_class="StartRefused", text="no database #abc", call_site="retriable")
+    DatabaseSettlement().ended(ended(repair_delivery(action, claimed=False), EndState.REFUSED, refusal))
+    action.refresh_from_db()
+    assert action.state == ActionState.STARTED
+
+
+def test_a_claim_whose_answer_was_lost_is_this_calls_own(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The database had committed it; the second try must not be refused by the first one's success."""
+    action = repair(cast)
+    guard = DatabaseGuard()
+    real = guard._claim
+    calls = iter(range(5))
+
+    def lose_the_answer(*args: Any) -> None:
+        real(*args)
+        if next(calls) == 0:
+            raise OperationalError("gone")
+
+    monkeypatch.setattr(guard, "_claim", lose_the_answer)
+    monkeypatch.setattr("repairs.guard.PAUSE_SECONDS", 0)
+    monkeypatch.setattr("repairs.guard.connection.close", lambda: None)
+    guard.claim(repair_id=str(action.id), task_id=action.new_task_id, retries=0, holder=HOLDER)
+    with pytest.raises(StartRefused):
+        claim(action)
+
+
+def test_a_claim_that_nobody_could_confirm_is_taken_back_and_sent_again(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    action = repair(cast)
+    guard = DatabaseGuard()
+    real = guard._claim
+
+    def lose_every_answer(*args: Any) -> None:
+        real(*args)
+        raise OperationalError("gone")
+
+    monkeypatch.setattr(guard, "_claim", lose_every_answer)
+    monkeypatch.setattr("repairs.guard.PAUSE_SECONDS", 0)
+    monkeypatch.setattr("repairs.guard.connection.close", lambda: None)
+    with pytest.raises(StartRefused) as refused:
+        guard.claim(repair_id=str(action.id), task_id=action.new_task_id, retries=0, holder=HOLDER)
+    refusal = ErrorReport(error_class="StartRefused", text=str(refused.value), call_site="retriable")
+    DatabaseSettlement().ended(ended(repair_delivery(action, claimed=False), EndState.REFUSED, refusal))
+    action.refresh_from_db()
+    assert (action.state, action.claim_retries) == (ActionState.PLANNED, -1)
+
+
+def test_a_worker_without_a_journal_starts_no_repair(cast: Cast) -> None:
+    action = repair(cast)
+    with pytest.raises(StartRefused):
+        claim(action, holder="without journal/7")
+    action.refresh_from_db()
+    assert action.state == ActionState.PLANNED
+
+
+def test_a_job_that_carries_a_copied_header_runs_as_the_ordinary_job_it_is(cast: Cast) -> None:
+    action = repair(cast)
+    DatabaseGuard().claim(repair_id=str(action.id), task_id="somebody else's", retries=0, holder=HOLDER)
+    action.refresh_from_db()
+    assert action.state == ActionState.PLANNED
+
+
+def test_a_repair_that_failed_before_its_incident_was_closed_leaves_its_letter_free(cast: Cast) -> None:
+    """Late or not, nobody is repairing it any more, so it can be retried."""
+    letter = factories.dead_letter(ago=60)
+    action = repair(cast, letter)
+    claim(action)
+    resolve_incident(incident_id=letter.incident_id, by=cast.ada, key="z", code="gone", summary="gone", unrepaired=1)
+    record_repair_failure(factories.failed(caught=Caught.WORKER_LOST, ago=30, delivery=repair_delivery(action)))
+    letter.refresh_from_db()
+    assert letter.state == LetterState.OPEN
+    assert Incident.objects.get().state == IncidentState.RESOLVED
+    assert repair(cast, letter, key="again").state == ActionState.PLANNED
+
+
+def test_a_success_of_another_tenant_with_the_same_id_closes_nothing(cast: Cast) -> None:
+    lost = factories.failed(caught=Caught.WORKER_LOST, task_id="nightly")
+    factories.record(factories.intake().failure(lost, clock=factories.host_clock(), boot_id=boot_id()))
+    for fields in ({"tenant": "t-b"}, {"source": "elsewhere"}, {"retries": 3}):
+        back = factories.delivery(**{"task_id": "nightly", "redelivered": True, "source": "tests", **fields})
+        DatabaseSettlement().ended(ended(back))
+    assert DeadLetter.objects.get().state == LetterState.OPEN
+
+
+def test_a_started_repair_is_given_up_only_when_no_answer_is_to_be_expected(cast: Cast) -> None:
+    from repairs.errors import RepairNotCancellable
+    from repairs.services import cancel_repair
+    from tests.repairs.test_retry import node
+
+    letter = factories.dead_letter()
+    action = repair(cast, letter)
+    holder = node(id="celery_h.1.abc.1")
+    claim(action)
+    with pytest.raises(RepairNotCancellable):
+        cancel_repair(repair_id=action.id, by=cast.ada, key="c")
+    holder.seen_at -= factories.seconds(120)
+    holder.save()
+    cancel_repair(repair_id=action.id, by=cast.ada, key="c")
+    action.refresh_from_db()
+    letter.refresh_from_db()
+    assert (action.state, action.error_code) == (ActionState.FAILED, "no_answer")
+    assert (letter.state, letter.outcome_class) == (LetterState.OPEN, OutcomeClass.AMBIGUOUS)

@@ -6,14 +6,13 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import Error
 
 from deadletters import conf
 from deadletters.drainer import KEPT_BYTES
-from deadletters.journal.folder import choose_root
+from deadletters.journal.folder import ChosenRoot
 from deadletters.journal.kept import KeptFailures
 from deadletters.models import JournalFolder, SetAsideEntry, WorkerNode
 from deadletters.replay import Replayed, replay_kept, replay_set_aside
@@ -37,11 +36,11 @@ class Command(BaseCommand):
             parser_.add_argument("--json", action="store_true", dest="as_json", help="answer in JSON")
 
     def handle(self, *_args: Any, subcommand: str, **options: Any) -> None:
-        chosen = choose_root(getattr(settings, "OPSCONSOLE_JOURNAL_DIR", None))
+        chosen = conf.journal_root()
         kept = KeptFailures(chosen.root, KEPT_BYTES, conf.kept_seconds(), sealer=conf.sealer())
         try:
             if subcommand == "status":
-                self._status(chosen.root.path, chosen.why, kept, options["as_json"])
+                self._status(chosen, kept, options["as_json"])
             else:
                 settlement = DatabaseSettlement()
                 done = replay_set_aside(settlement) if options["set_aside"] else replay_kept(kept, settlement)
@@ -49,8 +48,7 @@ class Command(BaseCommand):
         except Error as error:
             raise CommandError(f"the database cannot be used: {error}; nothing is lost, try again later") from error
 
-    def _status(self, path: Any, why: str, kept: KeptFailures, as_json: bool) -> None:
-        chosen = choose_root(path)
+    def _status(self, chosen: ChosenRoot, kept: KeptFailures, as_json: bool) -> None:
         counted = {row.name: row for row in JournalFolder.objects.all()}
         folders = [
             {
@@ -66,8 +64,8 @@ class Command(BaseCommand):
         now = database_now()
         nodes = list(WorkerNode.objects.live(now))
         status = {
-            "root": str(path),
-            "why": why,
+            "root": str(chosen.root.path),
+            "why": chosen.why,
             "bytes": chosen.root.usage(),
             "kept_bytes": kept.usage() if kept.path.exists() else 0,
             "folders": folders,
@@ -88,7 +86,9 @@ class Command(BaseCommand):
         if as_json:
             self.stdout.write(json.dumps(status, cls=DjangoJSONEncoder))
             return
-        self.stdout.write(f"Journals lie in {path} ({why}): {status['bytes']} bytes, kept {status['kept_bytes']}.")
+        self.stdout.write(
+            f"Journals lie in {chosen.root.path} ({chosen.why}): {status['bytes']} bytes, kept {status['kept_bytes']}."
+        )
         for folder in folders:
             state = "writing" if folder["alive"] else "left by a dead worker, to be recovered by the next one"
             self.stdout.write(f"  {folder['name']}: {state}, {folder['bytes']} bytes")

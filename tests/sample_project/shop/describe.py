@@ -3,6 +3,7 @@
 from typing import Any
 
 from celery import Celery
+from celery.app.defaults import DEFAULTS
 
 ATTRIBUTES = [
     "Request", "Strategy", "abstract", "acks_late", "acks_on_failure_or_timeout", "backend", "default_retry_delay",
@@ -14,6 +15,7 @@ ATTRIBUTES = [
 
 def describe(app: Celery) -> dict[str, Any]:
     """Return every setting and every task's attributes and classes, as texts that compare."""
+    app.loader.import_default_modules()
     app.finalize()
     tasks = {}
     for name, task in sorted(app.tasks.items()):
@@ -22,7 +24,7 @@ def describe(app: Celery) -> dict[str, Any]:
         values["call"] = _text(type(task).__call__)
         tasks[name] = values
     return {
-        "settings": {key: _text(value) for key, value in sorted(app.conf.table(with_defaults=True).items())},
+        "settings": {key: _text(app.conf.get(key)) for key in sorted(DEFAULTS)},
         "app": [f"{cls.__module__}.{cls.__qualname__}" for cls in type(app).__mro__],
         "consumer": _text(app.conf.worker_consumer),
         "tasks": tasks,
