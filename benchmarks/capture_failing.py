@@ -50,7 +50,7 @@ def measure(run: Run, template: str, side: str, number: int) -> Ran:
 
 
 def main() -> None:
-    with benchmark("capture_failing", "Every task fails.", tasks=2_000) as run:
+    with benchmark("capture_failing", "Every task fails.", needs=("postgresql", "redis"), tasks=2_000) as run:
         template = set_up_django(run)
         # A database that somebody is connected to cannot be copied.
         use_database("postgres")

@@ -77,14 +77,12 @@ def bytes_a_job(run: Run, template: str) -> float:
 
 def bytes_left(run: Run, database: str) -> int:
     """Recover what the worker that has just ended left behind, and return what is on the disk after that."""
-    from deadletters import drainer
+    from deadletters import conf, drainer
     from deadletters.drainer import FolderDrain, recover_folder
-    from deadletters.journal.folder import JournalRoot
     from repairs.settlement import DatabaseSettlement
 
     use_database(database)
-    root = JournalRoot(journal(run))
-    for folder in root.dead_folders():
+    for folder in conf.journal_root().root.dead_folders():
         drain = FolderDrain(
             folder_name=folder.name,
             source=SOURCE,
@@ -112,7 +110,7 @@ def size_of(run: Run) -> int:
 
 
 def main() -> None:
-    with benchmark("capture_healthy", "No task fails.", tasks=4_000) as run:
+    with benchmark("capture_healthy", "No task fails.", needs=("postgresql", "rabbitmq"), tasks=4_000) as run:
         template = set_up_django(run)
         # A database that somebody is connected to cannot be copied.
         use_database("postgres")

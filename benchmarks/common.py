@@ -13,6 +13,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -30,10 +31,11 @@ from celery import Celery
 from psycopg import sql
 
 ROOT = Path(__file__).resolve().parent.parent
+# Name -> the variable that names another one, the usual one, its usual port.
 SERVERS = {
-    "postgresql": ("OPSCONSOLE_BENCH_POSTGRESQL_URL", "postgresql://postgres@127.0.0.1:5432/postgres"),
-    "redis": ("OPSCONSOLE_BENCH_REDIS_URL", "redis://127.0.0.1:6379/11"),
-    "rabbitmq": ("OPSCONSOLE_BENCH_RABBITMQ_URL", "amqp://guest:guest@127.0.0.1:5672//"),
+    "postgresql": ("OPSCONSOLE_BENCH_POSTGRESQL_URL", "postgresql://postgres@127.0.0.1:5432/postgres", 5432),
+    "redis": ("OPSCONSOLE_BENCH_REDIS_URL", "redis://127.0.0.1:6379/11", 6379),
+    "rabbitmq": ("OPSCONSOLE_BENCH_RABBITMQ_URL", "amqp://guest:guest@127.0.0.1:5672//", 5672),
 }
 SOURCE = "benchmark"
 PATIENCE_SECONDS = 60.0
@@ -45,8 +47,21 @@ SLOT_BYTES = 8
 
 def server(name: str) -> str:
     """Return the URL of one of the servers a benchmark needs."""
-    variable, usual = SERVERS[name]
+    variable, usual, _port = SERVERS[name]
     return os.environ.get(variable, "") or usual
+
+
+def require(names: Iterable[str]) -> None:
+    """End with a sentence if one of these servers does not answer."""
+    for name in names:
+        parts = urlsplit(server(name))
+        address = (parts.hostname or "127.0.0.1", parts.port or SERVERS[name][2])
+        try:
+            socket.create_connection(address, timeout=3).close()
+        except OSError as error:
+            raise SystemExit(
+                f"no {name} at {address[0]}:{address[1]} ({error}); {SERVERS[name][0]} names another"
+            ) from None
 
 
 # --- a run ------------------------------------------------------------------------------------------------------------
@@ -60,7 +75,6 @@ class Run:
     rounds: int
     tasks: int
     folder: Path
-    options: argparse.Namespace
     token: str = field(default_factory=lambda: secrets.token_hex(3))
     _databases: list[str] = field(default_factory=list)
 
@@ -86,18 +100,18 @@ class Run:
 
 
 @contextmanager
-def benchmark(
-    name: str, description: str, *, tasks: int, rounds: int = 5, add_options: Callable[[Any], None] | None = None
-) -> Iterator[Run]:
-    """Read the command line, give the benchmark a run of its own, and remove what it made, however it ends."""
+def benchmark(name: str, description: str, *, needs: Sequence[str], tasks: int, rounds: int = 5) -> Iterator[Run]:
+    """Read the command line, give the benchmark a run of its own, and remove what it made, however it ends.
+
+    ``needs`` names the servers without which it is not even begun.
+    """
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
     parser.add_argument("--rounds", type=int, default=rounds, help=f"alternating rounds (default {rounds})")
     parser.add_argument("--tasks", type=int, default=tasks, help=f"tasks or rows a side and round (default {tasks})")
-    if add_options is not None:
-        add_options(parser)
     options = parser.parse_args()
     if options.rounds < 1 or options.tasks < 1:
         parser.error("--rounds and --tasks are 1 or more")
+    require(needs)
     # Nothing of the shell's own console may reach the workers of a benchmark.
     for variable in [variable for variable in os.environ if variable.startswith("OPSCONSOLE_")]:
         if not variable.startswith("OPSCONSOLE_BENCH_"):
@@ -109,7 +123,6 @@ def benchmark(
         rounds=options.rounds,
         tasks=options.tasks,
         folder=Path(tempfile.mkdtemp(prefix="opsconsole-bench-")),
-        options=options,
     )
     try:
         yield run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +21,8 @@ from deadletters.journal.folder import JournalRoot
 from deadletters.journal.hooks import Hooks
 from opsconsole.core.sealing import Sealer
 
-QUEUE = "celery"
+QUEUE = f"opsconsole.bench.{secrets.token_hex(3)}"
+"""Of this run alone: messages to it may be sent to a broker that others use."""
 
 
 class Channel:

@@ -17,7 +17,7 @@ from opsconsole.core.sealing import Sealer, derive_key
 
 
 def main() -> None:
-    with benchmark("journal_cost", "The journal of jobs that succeed.", tasks=20_000, rounds=3) as run:
+    with benchmark("journal_cost", "The journal of jobs that succeed.", needs=(), tasks=20_000, rounds=3) as run:
         app = make_app()
         sealer = Sealer({"bench": derive_key("bench", "bench")}, "bench")
         main_cpu, child_cpu, reader_cpu, size = [], [], [], []

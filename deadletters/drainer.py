@@ -11,7 +11,7 @@ import json
 import logging
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -31,6 +31,7 @@ from deadletters.policy import TaskPolicySpec
 from deadletters.recorder import Recorded, record_failures, without_repeats
 from opsconsole.core.clock import boot_id, boot_now, wall_now
 from opsconsole.core.database import RowWriter, database_now, locked
+from opsconsole.core.forking import GATE
 from opsconsole.core.ids import new_id
 from opsconsole.core.safe_text import safe_text, shorten
 
@@ -120,7 +121,8 @@ class FolderDrain:
 
     def stored_offsets(self) -> dict[str, int] | None:
         """Return how far this folder has been counted; None if it has been drained to its end already."""
-        row = JournalFolder.objects.filter(name=self.folder_name).first()
+        with GATE:
+            row = JournalFolder.objects.filter(name=self.folder_name).first()
         if row is None:
             return {}
         return None if row.closed_at is not None else json.loads(row.offsets)
@@ -128,9 +130,10 @@ class FolderDrain:
     def apply(self, drained: Drained) -> None:
         """Record one batch; raises ``DatabaseDown`` and then goes on where it stopped when called again."""
         try:
-            now = database_now()
-            clock = HostClock(database_now=now, boot_now=boot_now(), wall_now=wall_now(), boot_id=boot_id())
-            book = self.book.book()
+            with GATE:
+                now = database_now()
+                clock = HostClock(database_now=now, boot_now=boot_now(), wall_now=wall_now(), boot_id=boot_id())
+                book = self.book.book()
         except Error as error:
             raise DatabaseDown(str(error)) from error
         intake = Intake(
@@ -155,7 +158,8 @@ class FolderDrain:
             size = 1 if drained.tries[start] else AT_ONCE
             page = failures[start : start + size]
             try:
-                self._record_page(page, intake, clock, drained.boot_id)
+                with GATE:
+                    self._record_page(page, intake, clock, drained.boot_id)
             except Error as error:
                 if not isinstance(error, DATA_ERRORS):
                     raise DatabaseDown(f"{type(error).__name__}: {error}") from error
@@ -174,7 +178,8 @@ class FolderDrain:
             return
         logger.warning("cannot record %s: %s: %s", page[0].delivery.task_id, type(error).__name__, error)
         if drained.tries[start] >= TRIES:
-            self._set_aside(page[0], drained.boot_id, error)
+            with GATE:
+                self._set_aside(page[0], drained.boot_id, error)
             drained.failures_done += 1
 
     def _record_page(self, page: list[Failed], intake: Intake, clock: HostClock, boot: str) -> None:
@@ -239,7 +244,8 @@ class FolderDrain:
             ended = endings[drained.endings_done]
             ended.delivery.source = self.source
             try:
-                self.settlement.ended(ended)
+                with GATE:
+                    self.settlement.ended(ended)
             except Error as error:
                 if not isinstance(error, DATA_ERRORS):
                     raise DatabaseDown(f"{type(error).__name__}: {error}") from error
@@ -252,20 +258,26 @@ class FolderDrain:
     def _count(self, drained: Drained, intake: Intake, clock: HostClock) -> None:
         """Commit counts, attempts and offsets together: counts, unlike letters, have no key to save them."""
         batch = drained.batch
-        counts: Counts = defaultdict(lambda: [0] * len(COUNTED))
         attempts = []
+        # By whole seconds first: what a name and a minute take to make is then paid once for many jobs.
+        seconds: Counter[tuple[str, str, int, int, int]] = Counter()
         for delivery in batch.received:
-            at, _exact = clock.moment(boot=delivery.received_boot, wall=delivery.received_wall, boot_id=drained.boot_id)
-            counts[_minute_of(delivery, at)][0] += 1
+            seconds[delivery.tenant, delivery.task, int(delivery.received_boot), int(delivery.received_wall), 0] += 1
         for event in batch.events:
-            at, _exact = clock.moment(boot=event.at_boot, wall=event.at_wall, boot_id=drained.boot_id)
-            counts[_minute_of(event.delivery, at)][COUNTED.index(_counted_as(event))] += 1
+            delivery = event.delivery
+            column = _counted_as(event)
+            seconds[delivery.tenant, delivery.task, int(event.at_boot), int(event.at_wall), column] += 1
             if isinstance(event, Ended) and event.state == EndState.RETRY:
                 try:
+                    at, _exact = clock.moment(boot=event.at_boot, wall=event.at_wall, boot_id=drained.boot_id)
                     attempts.append(self._attempt_row(event, intake, at))
                 except Exception:
                     # The attempt is history; a bug in showing one must not stop the counts.
                     logger.exception("cannot keep an attempt of %s", event.delivery.task_id)
+        counts: Counts = defaultdict(lambda: [0] * len(COUNTED))
+        for (tenant, task, boot, wall, column), number in seconds.items():
+            at, _exact = clock.moment(boot=boot, wall=wall, boot_id=drained.boot_id)
+            counts[_minute_of(tenant, task, at)][column] += number
         try:
             try:
                 self._write_counts(drained, counts, attempts, clock.database_now)
@@ -285,14 +297,14 @@ class FolderDrain:
     def _write_attempts_one_by_one(self, attempts: list[tuple[Any, ...]]) -> None:
         for row in attempts:
             try:
-                with transaction.atomic():
+                with GATE, transaction.atomic():
                     ATTEMPTS.insert([row])
             except (*DATA_ERRORS, OverflowError) as error:
                 logger.warning("cannot keep an attempt: %s", error)
 
     def _write_counts(self, drained: Drained, counts: Counts, attempts: list[tuple[Any, ...]], now: datetime) -> None:
         offsets = drained.batch.offsets
-        with transaction.atomic():
+        with GATE, transaction.atomic():
             row = locked(JournalFolder.objects.filter(name=self.folder_name)).first()
             if row is not None and _are_counted(json.loads(row.offsets), offsets):
                 # Committed before, and the answer was lost on its way.
@@ -335,24 +347,27 @@ def _are_counted(stored: dict[str, int], offsets: dict[str, int]) -> bool:
 COUNTED = ("received", "succeeded", "failed", "retried", "ignored", "revoked", "lost", "returned")
 
 
-def _counted_as(event: Ended | Failed) -> str:
+_ENDED_AS = {
+    EndState.SUCCESS: COUNTED.index("succeeded"),
+    EndState.RETRY: COUNTED.index("retried"),
+    EndState.REVOKED: COUNTED.index("revoked"),
+    EndState.RETURNED: COUNTED.index("returned"),
+}
+_FAILED_AS = {Caught.WORKER_LOST: COUNTED.index("lost"), Caught.EXPIRED: COUNTED.index("revoked")}
+
+
+def _counted_as(event: Ended | Failed) -> int:
+    """Return in which of the columns an end is counted."""
     if isinstance(event, Failed):
-        if event.caught == Caught.WORKER_LOST:
-            return "lost"
-        return "revoked" if event.caught == Caught.EXPIRED else "failed"
-    return {
-        EndState.SUCCESS: "succeeded",
-        EndState.RETRY: "retried",
-        EndState.REVOKED: "revoked",
-        EndState.RETURNED: "returned",
-    }.get(event.state, "ignored")
+        return _FAILED_AS.get(event.caught, COUNTED.index("failed"))
+    return _ENDED_AS.get(event.state, COUNTED.index("ignored"))
 
 
-def _minute_of(delivery: Delivery, at: datetime) -> tuple[str, str, datetime]:
-    tenant = _name(delivery.tenant, 100)
+def _minute_of(tenant: str, task: str, at: datetime) -> tuple[str, str, datetime]:
+    tenant = _name(tenant, 100)
     return (
         tenant if tenant not in ("", "*") else "default",
-        _name(delivery.task or "invalid", 255),
+        _name(task or "invalid", 255),
         at.replace(second=0, microsecond=0),
     )
 
@@ -453,8 +468,10 @@ class Drainer(threading.Thread):
                     break
             if self.trouble or time.monotonic() - self._worked_at > IDLE_SECONDS:
                 # In trouble a kept connection would not follow a failover; idle it costs the server a backend.
-                connections.close_all()
-        connections.close_all()
+                with GATE:
+                    connections.close_all()
+        with GATE:
+            connections.close_all()
 
     def step(self) -> bool:
         """Record one batch of this worker's journal; returns whether there may be more at once."""

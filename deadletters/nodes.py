@@ -21,6 +21,7 @@ from deadletters.arguments import describe_signature
 from deadletters.models import WorkerNode
 from opsconsole.core.clock import boot_id
 from opsconsole.core.database import database_now
+from opsconsole.core.forking import GATE
 
 logger = logging.getLogger(__name__)
 
@@ -74,13 +75,15 @@ class Reporter(threading.Thread):
             stopping = self._stop_asked.wait(max(next_at - time.monotonic(), 0.0))
             next_at = time.monotonic() + REPORT_EVERY_SECONDS
             try:
-                self.report(stopping=stopping)
+                with GATE:
+                    self.report(stopping=stopping)
             except Error as error:
                 logger.debug("worker node %s cannot report: %s", self.node, error)
             except Exception:
                 logger.exception("worker node %s cannot report", self.node)
             finally:
-                connections.close_all()
+                with GATE:
+                    connections.close_all()
             if stopping:
                 return
 

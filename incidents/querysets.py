@@ -70,7 +70,8 @@ class IncidentQuerySet(ScopedQuerySet):
 RECORDED = (
     "occurrence_count", "letter_count", "unresolved_count", "late_count", "first_seen_at", "last_seen_at",
     "severity", "state", "episode", "opened_at", "reopened_reason", "acknowledged_by", "acknowledged_by_name",
-    "acknowledged_at", "acknowledged_occurrences", "acknowledged_until", "resolved_by", "resolved_by_name", "resolved_at",
+    "acknowledged_at", "acknowledged_occurrences", "acknowledged_until", "resolved_by", "resolved_by_name",
+    "resolved_at",
     "resolution_code", "resolution_summary",
 )  # fmt: skip
 """What recording and settling may change; the incident's identity is not among it."""

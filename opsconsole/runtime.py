@@ -7,12 +7,14 @@ import time
 from typing import Any
 
 from celery import Celery
+from django.db import connection
 
 from deadletters import conf
 from deadletters.drainer import Drainer
 from deadletters.journal import hooks as journal_hooks
 from deadletters.journal.hooks import Hooks
 from deadletters.nodes import Reporter, Standing
+from opsconsole.core.forking import GATE
 from repairs.guard import DatabaseGuard
 from repairs.relay import Relay
 from repairs.settlement import DatabaseSettlement
@@ -50,6 +52,7 @@ class WorkerRuntime:
 
     def start(self, consumer: Any) -> None:
         """Start the threads; called once the worker is ready, after its first children were forked."""
+        GATE.is_needed = connection.vendor == "sqlite"
         folder = self.hooks.folder
         if folder is not None:
             self.drainer = Drainer(

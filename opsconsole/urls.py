@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from django.urls import include, path
 from django.urls.resolvers import URLPattern, URLResolver
+from django.views.generic import RedirectView
 
 from opsconsole.api.health import healthz, readyz
 from opsconsole.console.site import site
 
 urlpatterns: list[URLPattern | URLResolver] = [
+    path("", RedirectView.as_view(pattern_name="opsconsole:index")),
     path("healthz", healthz, name="healthz"),
     path("readyz", readyz, name="readyz"),
     path("api/", include("opsconsole.api.urls")),

@@ -23,6 +23,7 @@ from deadletters.journal.hooks import REPAIR_HEADER
 from deadletters.journal.message import RawMessage
 from opsconsole.core.database import database_now, locked
 from opsconsole.core.errors import OpsError
+from opsconsole.core.forking import GATE
 from repairs.models import ActionState, ActionType, RepairAction
 from repairs.refusals import open_letter_message
 
@@ -160,9 +161,11 @@ class Relay(threading.Thread):
             except Exception as error:  # noqa: BLE001  (a relay that dies leaves every repair unsent)
                 self._note("database", f"{type(error).__name__}: {error}")
                 pause = min(max(pause, IDLE_SECONDS) * 2, LONGEST_BACKOFF_SECONDS / 3)
-                # A kept connection would not follow a failover.
-                connections.close_all()
-        connections.close_all()
+                with GATE:
+                    # A kept connection would not follow a failover.
+                    connections.close_all()
+        with GATE:
+            connections.close_all()
 
     def _note(self, what: str, trouble: str) -> None:
         if trouble and trouble != self._troubles[what]:
@@ -171,7 +174,8 @@ class Relay(threading.Thread):
 
     def send_due(self) -> int:
         """Send one page of due repairs and return how many were taken on; for the thread and for tests."""
-        claimed = self._claim()
+        with GATE:
+            claimed = self._claim()
         outbox = Outbox(self.app)
         try:
             for number, action in enumerate(claimed):
@@ -207,7 +211,8 @@ class Relay(threading.Thread):
     def _send(self, action: RepairAction, outbox: Outbox) -> bool:
         """Send one claimed repair and mark it; returns whether the broker can be used."""
         try:
-            message = repair_message(action, open_letter_message(action.letter))
+            with GATE:
+                message = repair_message(action, open_letter_message(action.letter))
         except OpsError as refusal:
             # The key or the message went away after planning; it may come back, and the letter shows why it waits.
             self._release([action], error=refusal.detail, delay=timedelta(seconds=LONGEST_BACKOFF_SECONDS))
@@ -220,6 +225,11 @@ class Relay(threading.Thread):
             self._note("broker", f"{type(error).__name__}: {error}")
             return False
         self._note("broker", "")
+        with GATE:
+            self._mark_sent(action)
+        return True
+
+    def _mark_sent(self, action: RepairAction) -> None:
         now = database_now()
         RepairAction.objects.filter(id=action.id, state=ActionState.PLANNED).update(
             state=ActionState.SENT, sent_at=now, send_error=""
@@ -230,15 +240,15 @@ class Relay(threading.Thread):
             lease_expires_at=None,
             answer_due_at=now + ANSWER_WITHIN,
         )
-        return True
 
     def _release(self, actions: list[RepairAction], *, delay: timedelta, error: str = "") -> None:
-        now: datetime = database_now()
         ids = [action.id for action in actions]
-        RepairAction.objects.filter(id__in=ids, state=ActionState.PLANNED, lease_owner=self.owner).update(
-            lease_owner="",
-            lease_expires_at=None,
-            due_at=now + delay,
-            send_error=error[:300],
-            send_count=F("send_count") + (1 if error else 0),
-        )
+        with GATE:
+            now: datetime = database_now()
+            RepairAction.objects.filter(id__in=ids, state=ActionState.PLANNED, lease_owner=self.owner).update(
+                lease_owner="",
+                lease_expires_at=None,
+                due_at=now + delay,
+                send_error=error[:300],
+                send_count=F("send_count") + (1 if error else 0),
+            )

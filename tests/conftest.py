@@ -13,6 +13,7 @@ import kombu
 import pytest
 import redis
 from django.db.backends.base.operations import BaseDatabaseOperations
+from django.test import TransactionTestCase
 
 from grants.sql import audit_triggers_dropped
 from tests import services
@@ -27,24 +28,61 @@ if TYPE_CHECKING:
 hypothesis.settings.register_profile("opsconsole", deadline=None)
 hypothesis.settings.load_profile("opsconsole")
 
+LEFT_OUT = pytest.StashKey[int]()
+DATABASE_FIXTURES = {
+    "db",
+    "transactional_db",
+    "django_db_reset_sequences",
+    "django_db_serialized_rollback",
+    "live_server",
+}
 MARK_OF_FIXTURE = {"redis_url": "broker", "rabbitmq_url": "broker", "chromium": "browser"}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give the mark to whatever uses the thing, so that ``-m "not broker"`` leaves out exactly what needs one."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Give each test the mark of what it uses, and do not repeat on PostgreSQL what is the same there."""
     for item in items:
         for name in getattr(item, "fixturenames", ()):
             if name in MARK_OF_FIXTURE:
+                # So that -m "not broker" leaves out exactly what needs one.
                 item.add_marker(MARK_OF_FIXTURE[name])
+    if config.getoption("database") == "postgresql":
+        same = [item for item in items if is_the_same_everywhere(item)]
+        config.stash[LEFT_OUT] = len(same)
+        config.hook.pytest_deselected(items=same)
+        items[:] = [item for item in items if not is_the_same_everywhere(item)]
+
+
+def is_the_same_everywhere(item: pytest.Item) -> bool:
+    """Say whether a test has nothing to do with the database of the run: pytest-django keeps it from that one."""
+    if item.get_closest_marker("once"):
+        return True
+    if item.get_closest_marker("django_db") or item.get_closest_marker("postgresql"):
+        return False
+    if DATABASE_FIXTURES.intersection(getattr(item, "fixturenames", ())):
+        return False
+    return not (isinstance(item, pytest.Function) and item.cls and issubclass(item.cls, TransactionTestCase))
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    left_out = config.stash.get(LEFT_OUT, 0)
+    return (
+        [f"left out {left_out} tests that are the same on every database: the run on SQLite has them"]
+        if left_out
+        else []
+    )
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Let a run in which everything was left out succeed."""
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.config.stash.get(LEFT_OUT, 0):
+        session.exitstatus = pytest.ExitCode.OK
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Leave out what belongs to another run of the suite, and what lacks a service."""
-    on_postgresql = item.config.getoption("database") == "postgresql"
-    if item.get_closest_marker("postgresql") and not on_postgresql:
+    if item.get_closest_marker("postgresql") and item.config.getoption("database") != "postgresql":
         pytest.skip("only with --database postgresql")
-    if item.get_closest_marker("once") and on_postgresql:
-        pytest.skip("the same on every database: only with --database sqlite")
     if item.get_closest_marker("django6") and django.VERSION < (6, 0):
         pytest.skip("only on Django 6")
     fixtures = getattr(item, "fixturenames", ())

@@ -72,8 +72,10 @@ def _holding(base: Path) -> _Holding:
     return _holdings[key]
 
 
-class QoS(virtual.QoS):  # type: ignore[misc]  (kombu has no types)
+class QoS(virtual.QoS):
     """Remembers what is delivered and not acknowledged, in memory and as files."""
+
+    channel: Channel
 
     def ack(self, delivery_tag: str) -> None:
         super().ack(delivery_tag)
@@ -86,15 +88,15 @@ class QoS(virtual.QoS):  # type: ignore[misc]  (kombu has no types)
             self.channel.drop(delivery_tag)
         super().ack(delivery_tag)
 
-    def restore_unacked(self) -> list[Any]:
-        self._flush()
-        for tag in list(self._delivered):
+    def restore_unacked(self) -> None:
+        self._flush()  # type: ignore[attr-defined]
+        delivered: Any = self._delivered
+        for tag in list(delivered):
             self.channel.give_back(tag)
-        self._delivered.clear()
-        return []
+        delivered.clear()
 
 
-class Channel(filesystem.Channel):  # type: ignore[misc]
+class Channel(filesystem.Channel):
     """Queues are the messages in one folder whose names end in the queue's."""
 
     QoS = QoS
@@ -106,14 +108,15 @@ class Channel(filesystem.Channel):  # type: ignore[misc]
 
     # Messages
 
-    def _put(self, queue: str, payload: dict[str, Any], **_: Any) -> None:
+    # The two classes above this one call the message by different names.
+    def _put(self, queue: str, payload: dict[str, Any], **_: Any) -> None:  # type: ignore[override]
         name = f"{time.time_ns():020d}_{uuid4().hex}.{queue}.msg"
         try:
             _replace(Path(self.data_folder_out), name, dumps(payload))
         except OSError as error:
             raise ChannelError(f"cannot write a message to {self.data_folder_out}: {error.strerror}") from error
 
-    def _get(self, queue: str) -> dict[str, Any]:
+    def _get(self, queue: str, timeout: float | None = None) -> Any:  # noqa: ARG002
         self._look_for_dead()
         folder = Path(self.data_folder_in)
         for name in sorted(os.listdir(folder)):
@@ -169,7 +172,7 @@ class Channel(filesystem.Channel):  # type: ignore[misc]
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         message = super().basic_get(queue, no_ack=no_ack, **kwargs)
         if message is not None and no_ack:
-            self.drop(message.delivery_tag)
+            self.drop(str(message.delivery_tag))
         return message
 
     def _look_for_dead(self) -> None:
@@ -195,7 +198,7 @@ class Channel(filesystem.Channel):  # type: ignore[misc]
         except FileNotFoundError:
             return []
 
-    def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
+    def _queue_bind(self, exchange: str, routing_key: str, pattern: str | None, queue: str) -> None:
         row = exchange_queue_t(routing_key or "", pattern or "", queue or "")
         with self._changing(exchange) as table:
             if row not in table:
@@ -234,7 +237,7 @@ class Channel(filesystem.Channel):  # type: ignore[misc]
         return Path(self.control_folder) / f"{exchange}.exchange"
 
 
-class Transport(filesystem.Transport):  # type: ignore[misc]
+class Transport(filesystem.Transport):
     """What the setting ``CELERY_BROKER_TRANSPORT`` names."""
 
     Channel = Channel

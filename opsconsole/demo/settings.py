@@ -5,7 +5,9 @@ from __future__ import annotations
 from opsconsole.demo.policies import POLICIES
 from opsconsole.settings import base
 from opsconsole.settings.base import *  # noqa: F403
+from opsconsole.settings.environment import env
 
+OPSCONSOLE_SOURCE = env.text("OPSCONSOLE_SOURCE", "demo")
 OPSCONSOLE_IDENTITY = "opsconsole.demo.identity.identity"
 OPSCONSOLE_TASK_POLICIES = [*base.OPSCONSOLE_TASK_POLICIES, *POLICIES]
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.attach.shop import Shop
-
-pytestmark = pytest.mark.once  # the sample project has a database of its own
 
 LOOK_AT_ADMIN = """
 import re
@@ -95,3 +95,32 @@ answer["user"] = client.get("/admin/").status_code
 
 def test_a_person_of_the_projects_own_user_model_can_be_an_operator(attached: Shop) -> None:
     assert set(attached.evaluate(BOOTSTRAP_AND_READ).values()) == {200}
+
+
+@pytest.mark.parametrize("command", ["up", "demo"])
+def test_the_commands_of_the_consoles_own_project_say_that_they_are_not_for_others(
+    attached: Shop, command: str
+) -> None:
+    done = attached.run(command, *(["status"] if command == "demo" else []), check=False)
+    assert done.returncode == 1
+    assert "has web and workers of its own" in done.stderr
+
+
+TABLES = "SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%' ORDER BY name"
+OUR_APPS = ("ops_repairs", "ops_deadletters", "ops_incidents", "ops_grants", "knox", "guardian")
+
+
+UNINSTALL = """
+from django.core.management import call_command
+for label in values["labels"]:
+    call_command("migrate", label, "zero", verbosity=0)
+answer = True
+"""
+
+
+def test_uninstalling_leaves_the_database_as_it_was(plain: Shop, attached: Shop, tmp_path: Path) -> None:
+    shop = Shop(tmp_path / "shop", is_attached=True)
+    shutil.copy(attached.folder / "migrated.sqlite3", shop.database)
+    assert len(shop.query(TABLES)) > len(plain.query(TABLES)) + 20
+    shop.evaluate(UNINSTALL, labels=OUR_APPS)
+    assert shop.query(TABLES) == plain.query(TABLES)

@@ -6,12 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.attach.conftest import Make
 from tests.attach.shop import Shop, wait_until
-
-pytestmark = pytest.mark.once  # the sample project has a database of its own
 
 RUN_EVERYTHING = """
 from celery.exceptions import TimeoutError as NotYet
@@ -44,7 +40,6 @@ answer["silent"] = silent.state
 
 
 def run_everything(shop: Shop) -> dict[str, Any]:
-    shop.run("migrate")
     shop.start_worker()
     answer: dict[str, Any] = shop.evaluate(RUN_EVERYTHING)
     wait_until(lambda: "silent" in shop.notes(), lambda: shop.text)
@@ -102,16 +97,11 @@ answered = Client().post(
 )
 answer = [answered.status_code, answered.json()]
 """
-STANDING = """
-from incidents.models import Incident
-answer = list(Incident.objects.values_list("state", "letter_count", "unresolved_count", "resolved_by"))
-"""
 
 
 def test_failed_jobs_are_repaired_and_their_incident_closes_by_itself(make: Make) -> None:
     """C11, in a project with ATOMIC_REQUESTS and a user model of its own: one over REST, the rest from the shell."""
     shop = make(is_attached=True)
-    shop.run("migrate")
     person = "from django.contrib.auth import get_user_model\n"
     person += "answer = get_user_model().objects.create_user('ada@shop.example', 'a-long-password', is_staff=True).pk"
     shop.evaluate(person)
@@ -119,16 +109,16 @@ def test_failed_jobs_are_repaired_and_their_incident_closes_by_itself(make: Make
     shop.start_worker()
     shop.evaluate(SEND_BILLS)
     letters = wait_until(lambda: found if len(found := shop.letters()) == 3 else None, lambda: shop.text)
-    assert shop.evaluate(STANDING) == [["open", 3, 3, ""]]
+    assert shop.standing() == [("open", 3, 3, "")]
 
     shop.heal()
     status, body = shop.evaluate(RETRY_OVER_REST, letter=letters[0]["id"])
     assert status in (200, 202), body
-    wait_until(lambda: shop.evaluate(STANDING)[0][2] == 2, lambda: shop.text)
+    wait_until(lambda: shop.standing()[0][2] == 2, lambda: shop.text)
     [incident] = {letter["incident_id"] for letter in letters}
     shop.run("incidents", "retry", incident, "--all", "2", "--operator", "ada@shop.example")
-    closed = ["resolved", 3, 0, "system:system"]
-    wait_until(lambda: shop.evaluate(STANDING) == [closed], lambda: f"{shop.evaluate(STANDING)} {shop.text}")
+    closed = ("resolved", 3, 0, "system:system")
+    wait_until(lambda: shop.standing() == [closed], lambda: f"{shop.standing()} {shop.text}")
     assert shop.notes() == sorted(["bill 1", "bill 2", "bill 3"] * 2), "each body ran once more"
 
 
@@ -146,19 +136,18 @@ answer = result.state
 
 def test_the_kill_switch_keeps_everything_out_of_the_worker(make: Make) -> None:
     shop = make(is_attached=True, OPSCONSOLE_CAPTURE="off")
-    shop.run("migrate")
     shop.start_worker()
     assert shop.evaluate(FAIL) == "FAILURE"
     assert shop.evaluate(ADD) == 5
     assert shop.stop_worker() == 0
     assert shop.letters() == []
+    assert shop.query("SELECT * FROM ops_deadletters_workernode") == []
     assert not (shop.folder / "journal").exists()
 
 
 def test_a_worker_without_a_journal_folder_starts_and_says_so_loudly(make: Make, tmp_path: Path) -> None:
     (tmp_path / "in-the-way").write_text("a file where a folder should be")
     shop = make(is_attached=True, SHOP_JOURNAL_DIR=str(tmp_path / "in-the-way" / "journal"))
-    shop.run("migrate")
     shop.start_worker()
     assert shop.evaluate(ADD) == 5
     assert shop.evaluate(FAIL) == "FAILURE"

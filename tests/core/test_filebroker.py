@@ -19,7 +19,6 @@ from kombu.exceptions import ChannelError
 
 from opsconsole.core import filebroker
 
-pytestmark = pytest.mark.once  # no database in it
 ROOT = Path(__file__).parents[2]
 QUEUE = "jobs.of-one"
 

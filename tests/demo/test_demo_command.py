@@ -15,8 +15,6 @@ from opsconsole.demo import tasks
 from opsconsole.demo.flaky import Services
 from opsconsole.demo.folder import DemoFolder
 
-pytestmark = pytest.mark.once  # the same on every database
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[DemoFolder]:

@@ -15,8 +15,6 @@ import pytest
 from opsconsole.demo.flaky import Services, answers
 from opsconsole.demo.folder import KEPT_REQUESTS, Condition, DemoFolder
 
-pytestmark = pytest.mark.once  # the same on every database
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> DemoFolder:

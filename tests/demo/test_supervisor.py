@@ -15,8 +15,6 @@ import pytest
 
 from opsconsole.management.supervisor import Child, Supervisor, describe_end
 
-pytestmark = pytest.mark.once  # the same on every database
-
 ROOT = Path(__file__).parents[2]
 SLEEP = "import time; time.sleep(60)"
 # Says that it is there only once a signal would be handled.

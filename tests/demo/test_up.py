@@ -22,8 +22,6 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.test import override_settings
 
-pytestmark = pytest.mark.once  # the same on every database
-
 ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 90
 

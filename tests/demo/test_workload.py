@@ -10,8 +10,6 @@ import pytest
 from opsconsole.demo.folder import DemoFolder
 from opsconsole.demo.workload import BROKEN, RECEIPTS_IN_BURST, TRICKLE_AT_MOST, WELL, Job, Jobs, Workload
 
-pytestmark = pytest.mark.once  # the same on every database
-
 MINUTE = 60.0
 
 

@@ -103,7 +103,6 @@ def run_batch(installation: Installation, pool: str, retry: Retry) -> None:
     wait_until(is_balanced, f"balance: {installation.ask('balance')}", 20)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(("pool", "retry"), [("prefork", retry_by_service), ("threads", retry_over_cli)])
 def test_a_batch_is_recorded_and_repaired_on_files_and_sqlite(embedded: Installation, pool: str, retry: Retry) -> None:
     run_batch(embedded, pool, retry)

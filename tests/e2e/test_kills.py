@@ -50,7 +50,6 @@ def known(installation: Installation) -> set[str]:
     return set(installation.runs()) | {letter["task_id"] for letter in installation.ask("letters")}
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("main_only", [False, True], ids=["whole worker", "main process"])
 def test_a_killed_worker_loses_nothing_on_files_and_sqlite(embedded: Installation, main_only: bool) -> None:
     kill_in_the_middle(embedded, main_only=main_only)
@@ -64,7 +63,6 @@ def test_a_killed_worker_loses_nothing_on_rabbitmq(
     kill_in_the_middle(installation, main_only=False)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("side", ["before", "after"])
 def test_a_relay_that_is_killed_around_the_send_starts_the_repair_once(embedded: Installation, side: str) -> None:
     """C5: killed between claim and send, or between send and mark; it is sent again, and one start counts."""

@@ -17,8 +17,6 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
-pytestmark = pytest.mark.once
-
 ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 10
 

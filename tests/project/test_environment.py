@@ -9,8 +9,6 @@ from django.core.exceptions import ImproperlyConfigured
 
 from opsconsole.settings.environment import Environment
 
-pytestmark = pytest.mark.once
-
 
 def test_an_empty_variable_counts_as_not_set() -> None:
     env = Environment({"A": "  ", "B": "", "C": " , "})

@@ -13,8 +13,6 @@ from celery import Celery
 from opsconsole.core.request_id import set_request_id
 from opsconsole.logs import ContextFilter, JsonLines, ReadableLines
 
-pytestmark = pytest.mark.once
-
 
 def record(message: str, *args: object, error: bool = False, **extra: object) -> logging.LogRecord:
     made = logging.getLogger("shop").makeRecord(

@@ -13,6 +13,7 @@ from django.core.management.base import BaseCommand, CommandParser
 from opsconsole.demo.flaky import answers
 from opsconsole.demo.tasks import demo_folder
 from opsconsole.demo.workload import RECEIPTS_IN_BURST
+from opsconsole.management.own_project import refuse_other_projects
 
 SHOWN_REQUESTS = 12
 
@@ -29,6 +30,7 @@ class Command(BaseCommand):
 
     def handle(self, *_: Any, **options: Any) -> None:
         """Do it."""
+        refuse_other_projects()
         if options["what"] == "status":
             self._show(as_json=options["as_json"])
             return

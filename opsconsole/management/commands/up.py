@@ -25,7 +25,10 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, connections
 from django.urls import reverse
 
+import opsconsole
 from grants.services import bootstrap
+from opsconsole.demo.folder import DemoFolder
+from opsconsole.management.own_project import refuse_other_projects
 from opsconsole.management.supervisor import Supervisor, describe_end
 
 EMBEDDED_SETTINGS = "opsconsole.settings.base"
@@ -52,6 +55,7 @@ class Command(BaseCommand):
 
     def handle(self, *_: Any, **options: Any) -> None:
         """Run until told to stop; anything that stops it by itself is a ``CommandError``."""
+        refuse_other_projects()
         demo = options["demo"] and os.environ.get("DJANGO_SETTINGS_MODULE") in (EMBEDDED_SETTINGS, DEMO_SETTINGS)
         _refuse_open_house(options["host"])
         with _alone(Path(settings.VAR_DIR)) as lock, _listening(options["host"], options["port"]) as web_socket:
@@ -109,10 +113,12 @@ class Command(BaseCommand):
         return lines
 
     def _start(self, supervisor: Supervisor, web_socket: socket.socket, *, demo: bool, workers: int) -> None:
-        env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        # The code that runs here runs there too, from whichever folder this was started.
+        paths = [str(Path(opsconsole.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        env = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(paths)}
         if demo:
             env["DJANGO_SETTINGS_MODULE"] = DEMO_SETTINGS
-            _forget_demo_ports()
+            DemoFolder(_demo_path()).forget_ports()  # left by services that were killed: who listens there now?
             supervisor.start("services", _python("-m", "opsconsole.demo.flaky", str(_demo_path())), env=env)
         queues = [settings.OPSCONSOLE_QUEUE, *(["demo"] if demo else [])]
         supervisor.start("worker", _worker(workers, queues), env=env)
@@ -124,11 +130,16 @@ class Command(BaseCommand):
 
     def _announce(self, supervisor: Supervisor, url: str, sign_in: list[str], *, demo: bool) -> None:
         lines = ["", f"Console    {url.rstrip('/')}{reverse(HOME)}", *sign_in]
-        if demo:
+        if demo and DemoFolder(_demo_path()).condition().is_broken:
             lines += [
                 "Demo       jobs fail on purpose. Look at the incidents, then repair what they need:",
                 f"           {_manage()} demo heal",
                 "           and press retry: each incident closes by itself once its jobs have succeeded.",
+            ]
+        elif demo:
+            lines += [
+                "Demo       all is well. To see jobs fail, break what they need:",
+                f"           {_manage()} demo break",
             ]
         supervisor.say("\n".join([*lines, "Stop       Ctrl-C", ""]))
 
@@ -164,11 +175,6 @@ def _manage() -> str:
 
 def _demo_path() -> Path:
     return Path(settings.VAR_DIR) / "demo"
-
-
-def _forget_demo_ports() -> None:
-    # Left by services that were killed: what listens there now is not ours.
-    (_demo_path() / "ports.json").unlink(missing_ok=True)
 
 
 def _refuse_open_house(host: str) -> None:

@@ -23,6 +23,8 @@ def describe(app: Celery) -> dict[str, Any]:
         values["classes"] = [f"{cls.__module__}.{cls.__qualname__}" for cls in type(task).__mro__]
         values["call"] = _text(type(task).__call__)
         tasks[name] = values
+    # Celery makes this one of a set, in whose order it comes.
+    app.conf.include = tuple(sorted(app.conf.include or ()))
     return {
         "settings": {key: _text(app.conf.get(key)) for key in sorted(DEFAULTS)},
         "app": [f"{cls.__module__}.{cls.__qualname__}" for cls in type(app).__mro__],
