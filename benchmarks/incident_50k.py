@@ -4,8 +4,8 @@
 
 The console writes the incident alone: its jobs read as acknowledged or closed through it. Compared with writing every
 job, as consoles do that keep the state in each row (state columns of ours stand in for theirs). Each recorder is a
-process that adds failures of known jobs to this very incident, twenty every quarter of a second; what is printed beside the two times
-is the longest that one of their transactions took meanwhile, most of which is waiting for the incident.
+process that adds failures of known jobs to this very incident, twenty every quarter of a second; beside the two times
+stands the longest that one of their transactions took meanwhile, most of which is waiting for the incident.
 """
 
 from __future__ import annotations
@@ -248,8 +248,8 @@ def measure(run: Run, big: Big, operator: Any, folder: Path) -> list[Did]:
             go_on(folder)
             begin = time.monotonic()
             time.sleep(2.0)
-            # Nothing is done: how long recorders wait for each other.
-            done.append(Did(side=side, what="nothing", begin=begin, end=time.monotonic()))
+            # Nothing is done: how long recorders wait for each other. What is still open at the end belongs to what follows.
+            done.append(Did(side=side, what="nothing", begin=begin, end=begin + 1.0))
             for what in ("acknowledge", "close"):
                 begin = time.monotonic()
                 if side == "console":

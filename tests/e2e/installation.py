@@ -199,6 +199,6 @@ class Installation:
 
     def close(self) -> None:
         for worker in self.workers:
-            worker.stop()
+            worker.kill()  # a warm shutdown takes seconds, and what they are for is over
         if self._desk is not None:
             self._desk.close()
