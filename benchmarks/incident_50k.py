@@ -248,7 +248,7 @@ def measure(run: Run, big: Big, operator: Any, folder: Path) -> list[Did]:
             go_on(folder)
             begin = time.monotonic()
             time.sleep(2.0)
-            # Nothing is done: how long recorders wait for each other. What is still open at the end belongs to what follows.
+            # Nothing is done: how long recorders wait for each other. What is open at the end belongs to what follows.
             done.append(Did(side=side, what="nothing", begin=begin, end=begin + 1.0))
             for what in ("acknowledge", "close"):
                 begin = time.monotonic()

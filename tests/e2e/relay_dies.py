@@ -19,4 +19,4 @@ def publish_and_die(self: relay.Outbox, outgoing: relay.Outgoing) -> None:
 
 relay.Outbox.publish = publish_and_die  # type: ignore[method-assign]
 # The real one is a minute, which is a long time for a test to wait.
-relay.LEASE = timedelta(seconds=3)
+relay.LEASE = timedelta(seconds=1)

@@ -15,7 +15,7 @@ from tests.e2e.installation import Desk, wait_until
 from tests.e2e.postgresql import OwnPostgresql
 from tests.e2e.proxy import Proxy
 
-DOWN_SECONDS = 10.0
+DOWN_SECONDS = 8.0
 READ_ONLY_SECONDS = 4.0
 PAUSE_SECONDS = 0.08
 
@@ -42,7 +42,7 @@ def test_failures_during_a_database_outage_are_recorded_with_their_own_times(
     installation = make(queue=queue_name, broker_url=rabbitmq_url, database_url=own_postgresql.url)
     installation.migrate()
     worker = installation.start_worker("prefork")
-    count = int((DOWN_SECONDS + READ_ONLY_SECONDS + 8) / PAUSE_SECONDS)
+    count = int((DOWN_SECONDS + READ_ONLY_SECONDS + 6) / PAUSE_SECONDS)
     sent: dict[str, list[str]] = {}
     sender = Desk(installation.environment, installation.folder / "sender.log")
     jobs = {"e2e.raises": count, "e2e.well": count // 2}
