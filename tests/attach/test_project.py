@@ -60,7 +60,7 @@ answer = describe(app)
 
 
 def test_the_celery_application_is_the_same(plain: Shop, attached: Shop) -> None:
-    """B7: capture changes no setting, no class and no task."""
+    """Capture changes no setting, no class and no task."""
     before, after = plain.evaluate(DESCRIBE), attached.evaluate(DESCRIBE)
     assert len(before["settings"]) > 100
     assert "shop.tasks.Report" in before["tasks"]

@@ -50,7 +50,7 @@ def run_everything(shop: Shop) -> dict[str, Any]:
 
 
 def test_every_job_ends_as_it_did_before(make: Make) -> None:
-    """B7: results, states, tracebacks, retries, hooks of the project's own and the configuration within the worker."""
+    """Results, states, tracebacks, retries, hooks of the project's own and the configuration within the worker."""
     before = run_everything(make(is_attached=False))
     with_console = make(is_attached=True)
     after = run_everything(with_console)
@@ -155,7 +155,7 @@ def test_a_worker_without_a_journal_folder_starts_and_says_so_loudly(make: Make,
 
 
 def test_a_worker_without_a_database_starts_and_records_once_it_is_there(make: Make, tmp_path: Path) -> None:
-    """C2: a database that is missing delays letters and stops nothing."""
+    """A database that is missing delays letters and stops nothing."""
     shop = make(is_attached=True, SHOP_DATABASE=str(tmp_path / "not-yet" / "shop.sqlite3"))
     shop.start_worker()
     assert shop.evaluate(ADD) == 5

@@ -63,7 +63,7 @@ def policies() -> list[Any]:
 
 
 def test_a_receipt_that_could_not_be_sent_certainly_was_not(services: Services) -> None:
-    """C4: a refused connection is safe to retry even for a task with effects outside."""
+    """C19: a refused connection is safe to retry even for a task with effects outside."""
     with pytest.raises(ConnectionRefusedError) as caught:
         tasks.send_receipt(order=7, **WHOSE)
     assert judged("demo.send_receipt", caught.value) is OutcomeClass.SAFE

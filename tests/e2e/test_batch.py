@@ -1,7 +1,8 @@
 """A batch of jobs, some well and some failing in every way: as many letters as failures, and repairs that count.
 
-The promise in one test: what is caused is recorded, each once (A2, C1); one cause is one incident; a retry starts each
-body once (C5); a letter closes when its repair has succeeded, and its incident with the last one, by itself (C11).
+The promise in one test: what is caused is recorded, each once (C2); one cause is one incident; a job that nobody serves
+is refused (B7); a retry starts each body once; a letter closes when its repair has succeeded, and its incident with the
+last one, by itself (C11).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ OTHER_QUEUE = "where-nobody-sends"
 
 
 def kill_in_the_middle(installation: Installation, *, main_only: bool) -> None:
-    """C1: jobs = letters + successes after a kill, each job in exactly one of the two, and a kill loses nothing."""
+    """C2: jobs = letters + successes after a kill, each job in exactly one of the two, and a kill loses nothing."""
     first = installation.start_worker("prefork")
     sent = installation.ask("send", jobs={"e2e.slow": SLOW, "e2e.well": WELL})
     wait_until(lambda: sum(installation.runs().values()) > 20, "the batch has begun")
@@ -65,7 +65,7 @@ def test_a_killed_worker_loses_nothing_on_rabbitmq(
 
 @pytest.mark.parametrize("side", ["before", "after"])
 def test_a_relay_that_is_killed_around_the_send_starts_the_repair_once(embedded: Installation, side: str) -> None:
-    """C5: killed between claim and send, or between send and mark; it is sent again, and one start counts."""
+    """Killed between claim and send, or between send and mark; it is sent again, and one start counts."""
     first = embedded.start_worker("threads")
     embedded.ask("send", jobs={"e2e.refused": 1})
     embedded.wait_for_letters(1)

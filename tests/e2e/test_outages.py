@@ -38,7 +38,7 @@ def proxy(redis_url: str) -> Iterator[Proxy]:
 def test_failures_during_a_database_outage_are_recorded_with_their_own_times(
     make: Make, rabbitmq_url: str, queue_name: str, own_postgresql: OwnPostgresql
 ) -> None:
-    """C2: PostgreSQL is killed, comes back, and is read-only for a while; the worker is never restarted."""
+    """PostgreSQL is killed, comes back, and is read-only for a while; the worker is never restarted."""
     installation = make(queue=queue_name, broker_url=rabbitmq_url, database_url=own_postgresql.url)
     installation.migrate()
     worker = installation.start_worker("prefork")
@@ -90,7 +90,7 @@ def test_failures_during_a_database_outage_are_recorded_with_their_own_times(
 def test_a_retry_never_waits_for_the_broker(
     make: Make, proxy: Proxy, postgresql_url: str, queue_name: str, trouble: str
 ) -> None:
-    """C7: the request answers at once while the broker is gone or stuck; the job runs once when it is back."""
+    """The request answers at once while the broker is gone or stuck; the job runs once when it is back."""
     installation = make(queue=queue_name, broker_url=proxy.url, database_url=postgresql_url)
     installation.start_worker("threads")
     installation.ask("send", jobs={"e2e.refused": 3})

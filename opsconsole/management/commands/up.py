@@ -76,7 +76,7 @@ class Command(BaseCommand):
                     supervisor.say("Stopping (Ctrl-C again stops at once) ...")
             if gone is not None:
                 raise CommandError(f"{describe_end(gone)}; the rest was stopped.")
-        self.stdout.write("Stopped.")
+        supervisor.say("Stopped.")
 
     def _write(self, text: str) -> None:
         self.stdout.write(text)
