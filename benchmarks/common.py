@@ -293,6 +293,9 @@ def delete_queues(app: Celery, names: Iterable[str]) -> None:
         for name in names:
             with suppress(Exception):
                 channel.queue_delete(name)
+            if (client := getattr(channel, "client", None)) is not None:
+                # On Redis the bindings of a queue outlive it.
+                client.delete(f"_kombu.binding.{name}", f"_kombu.binding_permanent.{name}")
 
 
 class Worker:

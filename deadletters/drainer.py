@@ -315,15 +315,8 @@ class FolderDrain:
                 for (tenant, task, minute), numbers in sorted(counts.items())
             )
             # The reader's and no older ones: segments that are gone would add up in a worker's long life.
-            JournalFolder.objects.update_or_create(
-                name=self.folder_name,
-                defaults={
-                    "source": self.source,
-                    "offsets": json.dumps(offsets, sort_keys=True),
-                    "changed_at": now,
-                    "closed_at": now if drained.is_last else None,
-                },
-            )
+            closed_at = now if drained.is_last else None
+            FOLDERS.insert([(self.folder_name, self.source, json.dumps(offsets, sort_keys=True), now, closed_at)])
 
     def _attempt_row(self, ended: Ended, intake: Intake, at: datetime) -> tuple[Any, ...]:
         error_class, error_text, judgement = intake.retried(ended)
@@ -403,6 +396,13 @@ MINUTES = RowWriter(
     ("source", "tenant", "job_type", "minute", *COUNTED),
     suffix="ON CONFLICT (source, tenant, job_type, minute) DO UPDATE SET "
     + ", ".join(f"{name} = {TaskMinute._meta.db_table}.{name} + excluded.{name}" for name in COUNTED),
+)
+
+FOLDERS = RowWriter(
+    JournalFolder,
+    ("name", "source", "offsets", "changed_at", "closed_at"),
+    suffix="ON CONFLICT (name) DO UPDATE SET source = excluded.source, offsets = excluded.offsets,"
+    " changed_at = excluded.changed_at, closed_at = excluded.closed_at",
 )
 
 
