@@ -292,6 +292,8 @@ def delete_queues(app: Celery, names: Iterable[str]) -> None:
         channel = connection.default_channel
         for name in names:
             with suppress(Exception):
+                # Emptied first: on Redis a queue is only deleted by the process that has declared it.
+                channel.queue_purge(name)
                 channel.queue_delete(name)
             if (client := getattr(channel, "client", None)) is not None:
                 # On Redis the bindings of a queue outlive it.
