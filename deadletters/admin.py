@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
@@ -17,7 +16,7 @@ from django.template.response import TemplateResponse
 from django.utils import timezone
 
 from deadletters import conf
-from deadletters.models import Attempt, DeadLetter, LetterState, Occurrence, TracebackText, WorkerNode
+from deadletters.models import Attempt, DeadLetter, LetterState, Occurrence, WorkerNode
 from deadletters.outcome import OutcomeClass
 from deadletters.querysets import NODE_IS_GONE_AFTER
 from grants.actions import Action
@@ -148,7 +147,7 @@ class DeadLetterAdmin(OperatorAdmin):
     search_help_text = "exactly as it is"
     search_fields = ("task_id",)
     keyset = ("-last_seen_at", "-id")
-    columns = ("job", "name", "state", "outcome", "error", "attempts", "tenant", "queue", "last", "incident")
+    columns = ("job_type", "job", "state", "outcome", "error", "attempts", "tenant", "queue", "last", "incident")
     list_filter = (LetterStateFilter, OutcomeFilter, TenantFilter, IncidentNumberFilter)
     list_select_related = ("incident",)
     pages: ClassVar[tuple[tuple[str, str, str], ...]] = (
@@ -158,13 +157,13 @@ class DeadLetterAdmin(OperatorAdmin):
 
     # -- list ----------------------------------------------------------------------------------------------------------
 
-    @admin.display(description="Job")
-    def name(self, row: DeadLetter) -> str:
-        return letter_name(row)
-
     @admin.display(description="Job type")
-    def job(self, row: DeadLetter) -> str:
+    def job_type(self, row: DeadLetter) -> str:
         return row.job_type
+
+    @admin.display(description="Job")
+    def job(self, row: DeadLetter) -> str:
+        return letter_name(row)
 
     @admin.display(description="State")
     def state(self, row: DeadLetter) -> str:
@@ -211,7 +210,7 @@ class DeadLetterAdmin(OperatorAdmin):
         visible = self.get_queryset(request).select_related("incident").order_by(*self.keyset)
         # The task id has an index. Asked with OR, neither of the two would be looked up in one.
         by_task = visible.filter(task_id=term)
-        return (by_task if by_task.exists() else visible.filter(job_id=term)), False
+        return (by_task if by_task.exists() else visible.filter(visible.is_of_job(term))), False
 
     def list_context(self, request: HttpRequest, cl: Any) -> dict[str, Any]:
         """Add what the search says."""
@@ -236,11 +235,7 @@ class DeadLetterAdmin(OperatorAdmin):
         incident = letter.incident
         occurrences = list(letter.occurrences.newest_first()[:HISTORY_ROWS])
         traced = next((one for one in occurrences if one.traceback_id), None)
-        text = (
-            TracebackText.objects.filter(pk=traced.traceback_id).values_list("text", flat=True).first()
-            if traced is not None
-            else None
-        )
+        text = traced.traceback_text if traced is not None else ""
         return self.page_context(
             request,
             f"{letter.job_type} {letter_name(letter)}",
@@ -254,7 +249,7 @@ class DeadLetterAdmin(OperatorAdmin):
             history_limit=HISTORY_ROWS,
             traceback=text,
             traceback_url=self.url("traceback", letter.id, traced.id) if traced is not None else "",
-            traceback_is_cut=text is not None and len(text) > LONGEST_TEXT,
+            traceback_is_cut=len(text) > LONGEST_TEXT,
             preview=letter.payload_preview,
             facts=_facts(letter),
             buttons=self.letter_buttons(letter, operator_of(request)),
@@ -284,7 +279,7 @@ class DeadLetterAdmin(OperatorAdmin):
         if found is None or found.traceback is None:
             raise Http404
         return HttpResponse(
-            found.traceback.text,
+            found.traceback_text,
             content_type="text/plain; charset=utf-8",
             headers={"Content-Disposition": f'attachment; filename="traceback-{occurrence_id}.txt"'},
         )
@@ -407,11 +402,11 @@ class WorkerNodeAdmin(OperatorAdmin):
 
     @admin.display(description="Queues")
     def queues(self, row: WorkerNode) -> str:
-        return ", ".join(_words(row.queues))
+        return ", ".join(json.loads(row.queues))
 
     @admin.display(description="Tasks")
     def tasks(self, row: WorkerNode) -> str:
-        return thousands(len(_words(row.tasks)))
+        return thousands(len(json.loads(row.tasks)))
 
     @admin.display(description="Journal waiting")
     def waiting(self, row: WorkerNode) -> str:
@@ -447,26 +442,10 @@ class WorkerNodeAdmin(OperatorAdmin):
             node=node,
             state=node_state(node, node.now),
             warnings=node_warnings(node),
-            queues=_words(node.queues),
-            tasks=sorted(_signatures(node.tasks).items())[:1_000],
+            queues=json.loads(node.queues),
+            tasks=sorted(json.loads(node.tasks).items())[:1_000],
         )
         return TemplateResponse(request, "ops/worker.html", context)
-
-
-def _words(text: str) -> list[str]:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return []
-    return [str(word) for word in found] if isinstance(found, Iterable) else []
-
-
-def _signatures(text: str) -> dict[str, str]:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return {}
-    return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}
 
 
 ADMINS: dict[Any, Any] = {DeadLetter: DeadLetterAdmin, WorkerNode: WorkerNodeAdmin}

@@ -24,9 +24,9 @@ from deadletters import conf
 from deadletters.intake import Failure, HostClock, Intake
 from deadletters.journal.events import Batch, Caught, Delivery, Ended, EndState, Failed
 from deadletters.journal.folder import JournalRoot, WorkerFolder
-from deadletters.journal.kept import KeptFailures, failed_from_json, failed_to_json
+from deadletters.journal.kept import KeptFailures, failures_from_json, failures_to_json
 from deadletters.journal.reader import FolderReader
-from deadletters.models import Attempt, JournalFolder, SetAsideEntry, TaskMinute, TaskPolicy
+from deadletters.models import Attempt, JournalFolder, SetAsideEntry, TaskMinute, TaskPolicy, WorkerNode
 from deadletters.policy import TaskPolicySpec
 from deadletters.recorder import Recorded, record_failures, without_repeats
 from opsconsole.core.clock import boot_id, boot_now, wall_now
@@ -375,12 +375,13 @@ def _concerns_repairs(ended: Ended) -> bool:
 
 def seal_failed(failed: Failed) -> bytes:
     """Return one failure as sealed JSON, complete enough to be recorded later."""
-    return conf.sealer().seal(failed_to_json(failed))
+    return conf.sealer().seal(failures_to_json([failed]))
 
 
 def open_failed(blob: bytes) -> Failed:
     """Return what ``seal_failed`` sealed; raises ``SealError`` if its key is gone."""
-    return failed_from_json(conf.sealer().open(blob))
+    (failed,) = failures_from_json(conf.sealer().open(blob))
+    return failed
 
 
 ATTEMPTS = RowWriter(
@@ -457,6 +458,7 @@ class Drainer(threading.Thread):
                     break
             except DatabaseDown as error:
                 self._is_in_trouble(f"the database cannot be used: {error}")
+                self._sync()
                 pause = min(max(pause, TICK_SECONDS) * 2, LONGEST_PAUSE_SECONDS)
                 if stopping:
                     break
@@ -501,6 +503,7 @@ class Drainer(threading.Thread):
         for folder in self.root.dead_folders():
             try:
                 if recover_folder(folder, self._drain_of(folder.name)):
+                    self._say_it_ended(folder.name)
                     folder.delete()
                     count += 1
             except DatabaseDown:
@@ -512,6 +515,16 @@ class Drainer(threading.Thread):
                 folder.release()
         return count
 
+    def _say_it_ended(self, name: str) -> None:
+        """Write the good-bye that a killed worker could not: nothing of it is missing any more."""
+        try:
+            with GATE:
+                WorkerNode.objects.filter(id=name, stopped_at__isnull=True).update(
+                    stopped_at=database_now(), trouble=""
+                )
+        except Error as error:
+            raise DatabaseDown(str(error)) from error
+
     def _drain_of(self, name: str) -> FolderDrain:
         return FolderDrain(
             folder_name=name,
@@ -521,6 +534,13 @@ class Drainer(threading.Thread):
             kept=self._kept,
             book=self._book,
         )
+
+    def _sync(self) -> None:
+        """Make the disk hold what the database cannot: hooks wait for it only at the first failure of a burst."""
+        try:
+            self.folder.sync()
+        except OSError as error:
+            logger.error("the journal of %s cannot be synced: %s", self.worker, error)
 
     def _is_well(self) -> None:
         if self.trouble:

@@ -9,6 +9,7 @@ import hashlib
 import zlib
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import lru_cache
 from uuid import UUID
 
 from deadletters import grouping
@@ -25,6 +26,8 @@ from opsconsole.core.sealing import BrokenSeal, Sealer, SealError
 
 ERROR_TEXT_LIMIT = 4_000
 TRACEBACK_LIMIT = 64_000
+LONGEST_KNOWN = 16_000
+"""The longest traceback that is remembered: a few megabytes at most for all of them."""
 PREVIEW_LIMIT = 4_000
 SEVERITIES = {str(member.label): member for member in Severity}
 COMPRESS_FROM = 1_024
@@ -50,9 +53,12 @@ class HostClock:
         return self.database_now - timedelta(seconds=max(self.wall_now - wall, 0.0)), False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Failure:
-    """One final failure, ready to be recorded. Texts are safe and redacted; ``blob`` is sealed for its letter."""
+    """One final failure, ready to be recorded. Texts are safe and redacted; ``blob`` is sealed for its letter.
+
+    Nobody changes one; frozen, its many fields would take three times as long to set.
+    """
 
     letter_id: UUID  # of the letter it would create
     repaired_letter_id: UUID | None  # of the letter it belongs to, if it is a repair's delivery
@@ -149,9 +155,7 @@ class Intake:
         policy = self.policies.for_task(delivery.task)
         new_letter = new_id()
         error_text = self.redactor.text(error.text, limit=ERROR_TEXT_LIMIT)
-        traceback = ""
-        if error.traceback:
-            traceback = self.redactor.text(error.traceback, limit=TRACEBACK_LIMIT)
+        traceback, digest = self._traceback(error)
         error_class = shorten(error.error_class, 255)
         call_site = shorten(error.call_site, 300)
         job_type = shorten(delivery.task or "invalid", 255)
@@ -185,7 +189,7 @@ class Intake:
             error_text=error_text,
             call_site=call_site,
             traceback=traceback,
-            traceback_digest=hashlib.sha256(traceback.encode()).hexdigest() if traceback else "",
+            traceback_digest=digest,
             judgement=self.judgement(error, policy, delivery, caught=failed.caught, never_started=failed.never_started),
             severity=SEVERITIES[policy.severity],
             grouping=mode,
@@ -218,6 +222,20 @@ class Intake:
             sentry_id=safe_text(delivery.sentry_id, 64)[:64],
             never_started=failed.never_started,
         )
+
+    def _traceback(self, error: ErrorReport) -> tuple[str, str]:
+        """Return the redacted traceback and its digest; "" twice without one. See ``Occurrence.traceback_text``."""
+        text = error.traceback.rstrip("\n")
+        if not text:
+            return "", ""
+        # Without the error's own words, which differ from job to job, one row serves all that failed in one place.
+        if error.text and len(error.text) <= ERROR_TEXT_LIMIT and text.endswith(f": {error.text}"):
+            text = text.removesuffix(error.text)
+        else:
+            text += "\n"
+        if len(text) > LONGEST_KNOWN:
+            return _redacted_traceback.__wrapped__(self.redactor, text)
+        return _redacted_traceback(self.redactor, text)
 
     def judgement(
         self,
@@ -281,6 +299,13 @@ class Intake:
         else:
             preview = self.redactor.preview(decoded.args, decoded.kwargs, limit=PREVIEW_LIMIT)
         return seal_message(self.sealer, packed, letter_id), safe_text(preview, PREVIEW_LIMIT)
+
+
+@lru_cache(maxsize=256)
+def _redacted_traceback(redactor: Redactor, text: str) -> tuple[str, str]:
+    """Return a traceback as it is stored, and its digest; known ones, for a burst brings the same one many times."""
+    redacted = redactor.text(text, limit=TRACEBACK_LIMIT)
+    return redacted, hashlib.sha256(redacted.encode()).hexdigest()
 
 
 def _fitting(value: int | None, least: int, most: int) -> int | None:

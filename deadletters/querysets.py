@@ -11,7 +11,7 @@ from django.db.models import F, Q
 
 from grants.querysets import ScopedQuerySet
 from grants.resources import Resource
-from opsconsole.core.database import locked
+from opsconsole.core.database import AnyOf, locked
 
 if TYPE_CHECKING:
     from deadletters.models import DeadLetter, Occurrence, WorkerNode  # noqa: F401  (named in the strings below)
@@ -31,6 +31,11 @@ class DeadLetterQuerySet(ScopedQuerySet):
     @staticmethod
     def is_unresolved() -> Q:
         return Q(state__in=("open", "retrying")) & Q(episode=F("incident__episode")) & ~Q(incident__state="resolved")
+
+    @staticmethod
+    def is_of_job(job_id: str) -> Q:
+        """Letters of one job, found through the index of task ids or that of the job ids that are none."""
+        return Q(task_id=job_id, job_id=job_id) | (Q(job_id=job_id) & ~Q(job_id=F("task_id")))
 
     def newest_first(self) -> DeadLetterQuerySet:
         return self.order_by("-last_seen_at", "-id")
@@ -58,7 +63,7 @@ class DeadLetterQuerySet(ScopedQuerySet):
         return letter
 
     def lock_many(self, letter_ids: list[UUID]) -> dict[UUID, DeadLetter]:
-        rows: list[DeadLetter] = list(locked(self.filter(id__in=letter_ids).order_by("id")))
+        rows: list[DeadLetter] = list(locked(self.filter(AnyOf("id", letter_ids)).order_by("id")))
         return {row.id: row for row in rows}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import connection, transaction
@@ -27,13 +27,14 @@ from grants.operators import SYSTEM
 from grants.resources import Resource
 from incidents.models import EpisodeEnd, Incident, IncidentNumber, IncidentState
 from opsconsole.core.canonical_json import canonical_json
-from opsconsole.core.database import RowWriter, locked, plain_value
+from opsconsole.core.database import AnyOf, RowWriter, locked, plain_value
 from opsconsole.core.ids import new_id
 
 LETTER_RECORDED = "queue.dead_lettered"
 INCIDENT_OPENED = "operations.incident_opened"
 INCIDENT_REOPENED = "operations.incident_reopened"
 PLANS_AT_MOST = 5
+OPEN = LetterState.OPEN.value  # asked of the enumeration for every row, it would cost more than the row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,14 @@ class Recorded:
     is_new_letter: bool
     is_new_occurrence: bool
     is_late: bool = False
+
+
+class _Known(NamedTuple):
+    """A delivery that has its occurrence already."""
+
+    id: UUID
+    letter_id: UUID
+    caught: str
 
 
 class PlanOvertaken(Exception):
@@ -115,13 +124,17 @@ class _Recording:
         changed: list[DeadLetter] = []
         for failure in self.failures:
             letter = self.letters.get(self._identity(failure))
-            presumed = known.get((failure.tenant, failure.delivery))
-            if presumed is not None:
-                is_real = presumed.caught == Caught.WORKER_LOST and failure.caught != Caught.WORKER_LOST
-                if is_real and letter is not None and letter.id == presumed.letter_id:
-                    self._replace_presumed_loss(presumed, letter, failure)
+            told = known.get((failure.tenant, failure.delivery))
+            if told is not None:
+                is_real = told.caught == Caught.WORKER_LOST and failure.caught != Caught.WORKER_LOST
+                if letter is None or letter.id != told.letter_id:
+                    pass
+                elif is_real:
+                    self._replace_presumed_loss(told, letter, failure)
                     changed.append(letter)
-                results.append(self._result(failure, presumed.letter_id, is_new_occurrence=False))
+                elif self._adopt_message(letter, failure):
+                    changed.append(letter)
+                results.append(self._result(failure, told.letter_id, is_new_occurrence=False))
                 continue
             if letter is None:
                 incident = self._target(failure)
@@ -196,9 +209,9 @@ class _Recording:
         letters: list[DeadLetter] = []
         if plain:
             letters += DeadLetter.objects.filter(
+                AnyOf("fingerprint", [failure.fingerprint for failure in plain]),
                 tenant__in={failure.tenant for failure in plain},
                 source=plain[0].source,
-                fingerprint__in=[failure.fingerprint for failure in plain],
             ).select_related("incident")
         if self.repaired:
             letters += DeadLetter.objects.filter(id__in=self.repaired).select_related("incident")
@@ -206,9 +219,9 @@ class _Recording:
 
     def _read_incidents(self, keys: list[tuple[str, str, str]]) -> None:
         rows = Incident.objects.filter(
+            AnyOf("key", {key[2] for key in keys}),
             tenant__in={key[0] for key in keys},
             source__in={key[1] for key in keys},
-            key__in={key[2] for key in keys},
         )
         self.by_key = {(row.tenant, row.source, row.key): row for row in rows}
 
@@ -268,15 +281,16 @@ class _Recording:
             for end in EpisodeEnd.objects.filter(incident_id__in=wanted):
                 self.closed_at[end.incident_id, end.episode] = end.resolved_at
 
-    def _known_occurrences(self) -> dict[tuple[str, str], Occurrence]:
+    def _known_occurrences(self) -> dict[tuple[str, str], _Known]:
         rows = locked(
             Occurrence.objects.filter(
+                AnyOf("delivery", [failure.delivery for failure in self.failures]),
                 tenant__in={failure.tenant for failure in self.failures},
                 source=self.failures[0].source,
-                delivery__in=[failure.delivery for failure in self.failures],
             )
         )
-        return {(row.tenant, row.delivery): row for row in rows}
+        columns = rows.values_list("tenant", "delivery", "id", "letter_id", "caught")
+        return {(tenant, delivery): _Known(*known) for tenant, delivery, *known in columns}
 
     # Deciding
 
@@ -367,34 +381,45 @@ class _Recording:
         letter.episode = target.episode
         letter.state = LetterState.OPEN
         letter.closed_at = None
-        if letter.message_state != MessageState.FULL and failure.blob and not failure.is_failed_repair:
-            # A discarded letter has no message any more; the new delivery brought it again.
-            self.messages.append((failure, letter.id, rebind_message(conf.sealer(), failure, letter.id)))
-            letter.message_state = failure.message_state
-            letter.payload_preview = failure.preview
+        # A discarded letter has no message any more; the new delivery brought it again.
+        self._adopt_message(letter, failure)
 
-    def _replace_presumed_loss(self, presumed: Occurrence, letter: DeadLetter, failure: Failure) -> None:
+    def _adopt_message(self, letter: DeadLetter, failure: Failure) -> bool:
+        """Take the message that an unresolved letter lacks from a later report of it; returns whether it did.
+
+        A worker that was killed before it had written the message leaves a letter without; the broker sends the
+        message again, and the second report of the same delivery brings it (C2: it adds nothing else). A closed letter
+        stays without: its message was removed on purpose.
+        """
+        if letter.message_state != MessageState.MISSING or failure.is_failed_repair:
+            return False
+        if letter.is_closed(self.incidents[letter.incident_id]):
+            return False
+        blob = rebind_message(conf.sealer(), failure, letter.id)
+        if not blob:
+            return False
+        self.messages.append((failure, letter.id, blob))
+        letter.message_state = failure.message_state
+        letter.payload_preview = failure.preview
+        if letter.outcome_class == failure.judgement.outcome:
+            # Its reason said that there was no message.
+            letter.outcome_reason = failure.judgement.reason[:300]
+        return True
+
+    def _replace_presumed_loss(self, known: _Known, letter: DeadLetter, failure: Failure) -> None:
         """A delivery presumed lost has been heard of after all: what it said replaces the presumption."""
-        presumed.caught = failure.caught
-        presumed.error_class = failure.error_class
-        presumed.error_text = failure.error_text
-        presumed.outcome_class = failure.judgement.outcome
-        presumed.outcome_reason = failure.judgement.reason
-        presumed.happened_at = failure.happened_at
+        told: dict[str, Any] = {
+            "caught": failure.caught,
+            "error_class": failure.error_class,
+            "error_text": failure.error_text,
+            "outcome_class": failure.judgement.outcome,
+            "outcome_reason": failure.judgement.reason[:300],
+            "happened_at": failure.happened_at,
+        }
         if failure.traceback_digest:
             TRACEBACKS.insert([(failure.traceback_digest, failure.traceback)])
-            presumed.traceback_id = failure.traceback_digest
-        presumed.save(
-            update_fields=[
-                "caught",
-                "error_class",
-                "error_text",
-                "outcome_class",
-                "outcome_reason",
-                "happened_at",
-                "traceback",
-            ]
-        )
+            told["traceback_id"] = failure.traceback_digest
+        Occurrence.objects.filter(id=known.id).update(**told)
         _describe(letter, failure, combine(_judgement_of(letter), failure.judgement))
 
     def _result(self, failure: Failure, letter_id: UUID, *, is_new_occurrence: bool) -> Recorded:
@@ -443,9 +468,9 @@ class _Recording:
         return (
             failure.letter_id, failure.tenant, failure.source, failure.fingerprint, incident.id, incident.episode,
             failure.job_type, failure.queue, failure.job_id, failure.task_id, failure.actor_type, failure.actor_id,
-            LetterState.OPEN.value, failure.judgement.outcome.value, failure.judgement.reason[:300],
-            failure.caught.value, "queue_retries_exhausted", failure.error_class, failure.error_text,
-            failure.call_site, failure.retries + 1, 1, failure.preview, failure.message_state.value,
+            OPEN, str(failure.judgement.outcome), failure.judgement.reason[:300],
+            str(failure.caught), "queue_retries_exhausted", failure.error_class, failure.error_text,
+            failure.call_site, failure.retries + 1, 1, failure.preview, str(failure.message_state),
             failure.exchange, failure.routing_key, failure.priority, failure.root_id, failure.parent_id,
             failure.group_id, failure.chord_id, failure.worker, failure.release, failure.trace_id,
             failure.sentry_id, failure.is_set_aside, 1, failure.happened_at, failure.happened_at,
@@ -454,8 +479,8 @@ class _Recording:
     def _occurrence_row(self, failure: Failure, letter_id: UUID, is_late: bool) -> tuple[Any, ...]:
         return (
             new_id(), letter_id, failure.tenant, failure.source, failure.delivery, failure.task_id, failure.retries,
-            failure.repair_id, failure.happened_at, failure.is_exact, self.now, is_late, failure.caught.value,
-            failure.judgement.outcome.value, failure.judgement.reason[:300], failure.error_class,
+            failure.repair_id, failure.happened_at, failure.is_exact, self.now, is_late, str(failure.caught),
+            str(failure.judgement.outcome), failure.judgement.reason[:300], failure.error_class,
             failure.error_text, failure.traceback_digest or None, failure.worker, failure.release,
         )  # fmt: skip
 

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from django.db.models import F, Q
 
+from deadletters import drainer
 from deadletters.models import (
     SETTLED,
     Attempt,
@@ -20,6 +21,8 @@ from deadletters.models import (
     WorkerNode,
 )
 from deadletters.outcome import OutcomeClass
+from deadletters.policy import PolicyBook
+from deadletters.querysets import DeadLetterQuerySet
 from grants.actions import Action
 from grants.operators import Operator
 from grants.reading import authorise_anywhere, authorise_scope
@@ -74,11 +77,12 @@ class LetterFilter:
 
     def condition(self) -> Q:
         """Return the filter, but for the states, as a condition on letters."""
-        columns = ("source", "job_type", "queue", "outcome_class", "task_id", "job_id", "actor_type", "actor_id")
+        columns = ("source", "job_type", "queue", "outcome_class", "task_id", "actor_type", "actor_id")
         wanted = {name: getattr(self, name) for name in columns}
         wanted |= {"incident_id": self.incident, "last_seen_at__gte": self.seen_after}
         wanted |= {"last_seen_at__lt": self.seen_before, "tenant": None if self.tenant == "*" else self.tenant}
-        return Q(**{name: value for name, value in wanted.items() if value is not None})
+        condition = Q(**{name: value for name, value in wanted.items() if value is not None})
+        return condition if self.job_id is None else condition & DeadLetterQuerySet.is_of_job(self.job_id)
 
     def standings(self) -> tuple[str, ...]:
         """Return the wanted standings; empty for all."""
@@ -153,6 +157,11 @@ def outcome_counts(incident: Incident) -> dict[str, Any]:
         **{outcome.value: counted[outcome.value] for outcome in OutcomeClass},
         "is_capped": len(classes) > COUNTED_LETTERS,
     }
+
+
+def task_policies() -> PolicyBook:
+    """Return what is declared about tasks, as settings and table have it now."""
+    return drainer.policies().book()
 
 
 def occurrences_of(letter: DeadLetter) -> list[Occurrence]:

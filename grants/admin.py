@@ -3,30 +3,49 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 from django import forms
 from django.contrib import admin, messages
-from django.contrib.auth.base_user import AbstractBaseUser
+from django.core.exceptions import ValidationError
 from django.db.models import Q, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.utils import timezone
 
 from grants import services
-from grants.access import find_capability
+from grants.access import can
 from grants.actions import Action
 from grants.errors import AccessDenied, PrincipalNotFound
-from grants.models import ID_LENGTH, NAME_LENGTH, REASON_LENGTH, ApiToken, AuditEvent, ScopeUserGrant, Verdict
+from grants.models import (
+    ID_LENGTH,
+    NAME_LENGTH,
+    REASON_LENGTH,
+    SCOPE_FIELDS,
+    ApiToken,
+    AuditEvent,
+    ScopeUserGrant,
+    Verdict,
+)
 from grants.operators import Operator, OperatorKind
 from grants.pages import Confirmation, OperatorAdmin, Section, held_by, operator_of, posted_key, require_readable
-from grants.principals import group_named, user_named
+from grants.principals import user_named
+from grants.reading import audit_reading_of_trail
 from grants.resources import ANY, Resource
-from grants.selectors import Explanation, HeldGrant, explain, grants_visible_to
+from grants.selectors import (
+    HeldGrant,
+    explain_to,
+    grant_visible_to,
+    grants_visible_to,
+    manages_everything,
+    principal_to_manage,
+)
 from grants.service import record_denial
-from opsconsole.core.admin import ChoiceFilter, TextFilter, when
+from grants.targets import NOWHERE
+from opsconsole.core.admin import ChoiceFilter, TextFilter, again, when
 from opsconsole.core.errors import OpsError
 
 DEFAULT_LENGTH = timedelta(days=7)
@@ -130,6 +149,11 @@ class AuditEventAdmin(OperatorAdmin):
         """Return the visible rows without their outcomes, which are long."""
         return super().get_queryset(request).defer("outcome", "capability")
 
+    def show_list(self, request: HttpRequest) -> HttpResponse:
+        """Answer with the list, once it is written down who reads it (B3)."""
+        audit_reading_of_trail(operator_of(request))
+        return super().show_list(request)
+
     def page_view(self, request: HttpRequest, object_id: UUID) -> HttpResponse:
         """Answer with one row, every column of it."""
         event = AuditEvent.objects.filter(id=object_id).first()
@@ -145,6 +169,7 @@ class AuditEventAdmin(OperatorAdmin):
         require_readable(operator_of(request), Action.AUDIT_READ, scope)
         if event is None:
             raise Http404
+        audit_reading_of_trail(operator_of(request), event.tenant)
         facts = [
             (field.verbose_name, getattr(event, field.attname))
             for field in AuditEvent._meta.concrete_fields
@@ -171,7 +196,7 @@ def _indented(text: str) -> str:
 
 
 class EndField(forms.DateTimeField):
-    """A time in UTC, as a browser's field sends it."""
+    """A time in UTC, as a browser's field sends it, whatever time zone the project around us lives in."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(
@@ -179,6 +204,20 @@ class EndField(forms.DateTimeField):
             widget=forms.DateTimeInput(attrs={"type": "datetime-local"}, format="%Y-%m-%dT%H:%M"),
             **kwargs,
         )
+
+    def prepare_value(self, value: Any) -> Any:
+        """Return the time as it is to be shown: in UTC, as the label says."""
+        with timezone.override(UTC):
+            return super().prepare_value(value)
+
+    def to_python(self, value: Any) -> datetime | None:
+        """Return what was typed as a time in UTC."""
+        with timezone.override(UTC):
+            moment: datetime | None = super().to_python(value)
+        try:
+            return moment.astimezone(UTC) if moment is not None else None
+        except OverflowError:  # the first or the last day there is, typed with a zone
+            raise ValidationError(self.error_messages["invalid"], code="invalid") from None
 
 
 def _end_from_now() -> Any:
@@ -204,17 +243,10 @@ class GrantForm(forms.Form):
         field.choices = [("", "Choose…"), *((one.value, one.value) for one in Action if one in actions)]
 
     def clean(self) -> dict[str, Any]:
-        """Find who it is for; exactly one of user and group."""
+        """Refuse two names, and none; who they are is asked only once it is clear that the asker may know."""
         found = super().clean() or {}
-        user, group = found.get("user", ""), found.get("group", "")
-        if bool(user) == bool(group):
+        if bool(found.get("user")) == bool(found.get("group")):
             self.add_error("user", "Name a user or a group, one of the two.")
-            return found
-        try:
-            found["user"] = user_named(user) if user else None
-            found["group"] = group_named(group) if group else None
-        except PrincipalNotFound as refusal:
-            self.add_error("user" if user else "group", refusal.detail)
         return found
 
 
@@ -272,17 +304,10 @@ class GrantAdmin(OperatorAdmin):
         )
         return TemplateResponse(request, "ops/grants.html", {**context, "crumbs": []})
 
-    def require_manager(self, request: HttpRequest) -> None:
-        """Raise ``AccessDenied`` for who manages no permission at all; audited."""
-        if Action.GRANTS_MANAGE not in held_by(request):
-            by = operator_of(request)
-            asked = Resource(tenant=ANY, target_type="page", target_id=self.slug)
-            record_denial(by, Action.GRANTS_MANAGE, asked)
-            raise AccessDenied(operator=by, action=Action.GRANTS_MANAGE, resource=asked)
-
     def give_view(self, request: HttpRequest) -> HttpResponse:
         """Give a permission."""
-        self.require_manager(request)
+        self.require_held(request)
+        by = operator_of(request)
         actions = held_by(request)
         if request.method != "POST":
             initial = {"user": request.GET.get("user", "")}
@@ -292,14 +317,20 @@ class GrantAdmin(OperatorAdmin):
         if not form.is_valid():
             return self.confirm(request, self.giving(form, key), status=400)
         values = {**form.cleaned_data, "action": Action(form.cleaned_data["action"])}
+        username, groupname = values.pop("user") or None, values.pop("group") or None
+        resource = Resource(**{field: values[field] for field in SCOPE_FIELDS})
         try:
-            receipt = services.grant(by=operator_of(request), key=posted_key(request), **values)
+            user, group = principal_to_manage(by, resource, username=username, group=groupname)
+            receipt = services.grant(by=by, key=posted_key(request), user=user, group=group, **values)
+        except PrincipalNotFound as refusal:
+            form.add_error("user" if username else "group", refusal.detail)
+            return self.confirm(request, self.giving(form, key), status=400)
         except AccessDenied:
             form.add_error(None, "You do not hold this on that tenant and scope yourself, so you can't give it.")
             return self.confirm(request, self.giving(form, key), status=403)
         except OpsError as refusal:
             return self.confirm(request, self.giving(form, key), refusal=refusal)
-        messages.success(request, f"{receipt.action} is given as {receipt.grant_id}{_again(receipt.is_replay)}")
+        messages.success(request, f"{receipt.action} is given as {receipt.grant_id}{again(receipt.is_replay)}")
         return HttpResponseRedirect(self.url("changelist"))
 
     def giving(self, form: GrantForm, key: str = "") -> Confirmation:
@@ -317,7 +348,7 @@ class GrantAdmin(OperatorAdmin):
     def revoke_view(self, request: HttpRequest, grant_id: str) -> HttpResponse:
         """Take a permission back."""
         by = operator_of(request)
-        found = next((one for one in grants_visible_to(by) if one.id == grant_id), None)
+        found = grant_visible_to(by, grant_id)
         form = RevokeForm(request.POST or None)
         key = request.POST.get("idempotency_key", "")
         if request.method == "POST" and form.is_valid():
@@ -329,13 +360,13 @@ class GrantAdmin(OperatorAdmin):
                 if refusal.status in (401, 403, 404) or found is None:
                     raise
                 return self.confirm(request, self.revoking(found, form, key), refusal=refusal)
-            text = f"{receipt.action} ({receipt.grant_id}) is taken back{_again(receipt.is_replay)}"
+            text = f"{receipt.action} ({receipt.grant_id}) is taken back{again(receipt.is_replay)}"
             messages.success(request, text)
             return HttpResponseRedirect(self.url("changelist"))
         if found is None:
-            record_denial(
-                by, Action.GRANTS_MANAGE, Resource(tenant="(none)", target_type="grant", target_id=grant_id[:100])
-            )
+            asked = replace(NOWHERE, target_type="grant", target_id=grant_id[:ID_LENGTH])
+            if not can(by, Action.GRANTS_MANAGE, asked):
+                record_denial(by, Action.GRANTS_MANAGE, asked)
             raise Http404
         return self.confirm(request, self.revoking(found, form, key), status=400 if request.method == "POST" else 200)
 
@@ -364,67 +395,31 @@ class GrantAdmin(OperatorAdmin):
     def explain_view(self, request: HttpRequest) -> HttpResponse:
         """Answer what one person may do, and why or why not."""
         by = operator_of(request)
-        asked = dict(request.GET.items()) or {"user": by.name}
-        form = ExplainForm(asked)
-        found: dict[str, Any] = {"answer": None, "held": [], "person": None}
-        status = 200
-        if form.is_valid():
-            found = self.explained(by, form)
-        else:
-            status = 400
+        form = ExplainForm(dict(request.GET.items()) or {"user": by.name})
+        is_valid = form.is_valid()  # not: is answered, which says who exists
+        found = self.explained(by, form) if is_valid else {}
+        status = 200 if is_valid else 400
         context = self.page_context(request, "What may this person do?", form=form, **found)
         return TemplateResponse(request, "ops/explain.html", context, status=status)
 
     def explained(self, by: Operator, form: ExplainForm) -> dict[str, Any]:
-        """Return the answer to a valid question, as far as the asker may know it."""
-        values = form.cleaned_data
+        """Return the answer to a valid question, and the permissions of that person, as far as the asker may know."""
+        values = dict(form.cleaned_data)
+        username, action = values.pop("user"), values.pop("action")
+        answer = None
         try:
-            person = user_named(values["user"]) if "\x00" not in values["user"] else None
+            if action and values["tenant"]:
+                answer = explain_to(by, Action(action), Resource(**values), username=username)
+            user = user_named(username)
         except PrincipalNotFound:
-            person = None
-        held = grants_visible_to(by, user=person) if person is not None else []
-        is_self = person is not None and person.pk == by.user_id
-        # Whether a name exists is told to who manages permissions, and to nobody else.
-        if person is None or not (is_self or held or find_capability(by, Action.GRANTS_MANAGE, _everything())):
+            user = None
+        is_self = user is not None and user.pk == by.user_id
+        held = grants_visible_to(by, user=user) if user is not None else []
+        # Whether a name exists is told to who manages something of theirs, and to nobody else.
+        if user is None or not (is_self or held or answer or manages_everything(by)):
             form.add_error("user", "There is no such user, or you manage none of their permissions.")
-            return {"answer": None, "held": [], "person": None}
-        answer = (
-            self.answer(by, person, values, held, is_self=is_self) if values["action"] and values["tenant"] else None
-        )
-        return {"answer": answer, "held": held, "person": person.get_username(), "is_self": is_self}
-
-    def answer(
-        self, by: Operator, person: AbstractBaseUser, values: dict[str, Any], held: list[HeldGrant], *, is_self: bool
-    ) -> Explanation | None:
-        """Return what ``authorise`` would say; reasons that name a permission the asker may not see are left out."""
-        resource = Resource(
-            tenant=values["tenant"],
-            actor_type=values["actor_type"],
-            actor_id=values["actor_id"],
-            command_id=values["command_id"],
-        )
-        if not is_self and find_capability(by, Action.GRANTS_MANAGE, resource) is None:
-            record_denial(by, Action.GRANTS_MANAGE, resource)
-            raise AccessDenied(operator=by, action=Action.GRANTS_MANAGE, resource=resource)
-        operator = Operator(kind=OperatorKind.PERSON, id=str(person.pk), name=person.get_username(), user_id=person.pk)
-        found = explain(operator, Action(values["action"]), resource)
-        if is_self or find_capability(by, Action.GRANTS_MANAGE, _everything()) is not None:
-            return found
-        shown = {one.id for one in held}
-        reasons = tuple(text for text in found.reasons if text.partition(": ")[0] in shown)
-        return Explanation(
-            allowed=found.allowed,
-            operator=found.operator,
-            action=found.action,
-            resource=found.resource,
-            capability=found.capability,
-            compared=found.compared,
-            reasons=reasons or ("No permission that you manage allows it.",) if not found.allowed else (),
-        )
-
-
-def _everything() -> Resource:
-    return Resource(tenant=ANY, actor_type=ANY, actor_id=ANY, command_id=ANY)
+            return {}
+        return {"answer": answer, "held": held, "person": username, "is_self": is_self}
 
 
 # -- tokens ------------------------------------------------------------------------------------------------------------
@@ -509,7 +504,7 @@ class TokenAdmin(OperatorAdmin):
         token = ApiToken.objects.filter(public_id=public_id, user_id=by.user_id).first()
         if request.method == "POST":
             receipt = services.revoke_token(by=by, public_id=public_id, key=posted_key(request))
-            messages.success(request, f"The token {receipt.name} is revoked{_again(receipt.is_replay)}")
+            messages.success(request, f"The token {receipt.name} is revoked{again(receipt.is_replay)}")
             return HttpResponseRedirect(self.url("changelist"))
         if token is None:
             raise Http404
@@ -524,10 +519,6 @@ class TokenAdmin(OperatorAdmin):
                 sections=[Section(heading="It stops at once", tone="bad", text=text)],
             ),
         )
-
-
-def _again(is_replay: bool) -> str:
-    return ": that was done before, and nothing was repeated." if is_replay else "."
 
 
 ADMINS: dict[Any, Any] = {AuditEvent: AuditEventAdmin, ScopeUserGrant: GrantAdmin, ApiToken: TokenAdmin}

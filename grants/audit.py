@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
+from operator import itemgetter
 from typing import Any
 
 from django.db import IntegrityError, connection, transaction
@@ -24,12 +25,15 @@ from grants.models import REASON_LENGTH, AuditEvent, Verdict
 from grants.operators import Operator, OperatorKind
 from grants.resources import Resource
 from opsconsole.core.canonical_json import JsonValue, canonical_json
-from opsconsole.core.database import database_now
+from opsconsole.core.database import RowWriter, database_now
 from opsconsole.core.ids import new_id
 from opsconsole.core.request_id import current_request_id
 
 KEY_LENGTH = 255  # of a client's key; a key that we derive from it may be longer
 LIMITS: dict[str, int | None] = {field.attname: field.max_length for field in AuditEvent._meta.concrete_fields}
+_COLUMNS = tuple(field.attname for field in AuditEvent._meta.concrete_fields)
+_NEW_EVENTS = RowWriter(AuditEvent, _COLUMNS, suffix="ON CONFLICT DO NOTHING")
+_values = itemgetter(*_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +107,7 @@ def record(
     columns = _columns(entry, at or database_now())
     try:
         with nullcontext() if key is None else transaction.atomic():
-            sql.insert_events(connection, [columns])
+            sql.insert_event(connection, columns)
     except IntegrityError as error:
         if key is not None and sql.violates_key(error):
             raise IdempotencyKeyReused from error
@@ -124,15 +128,20 @@ def record_many(entries: Sequence[AuditEntry], *, at: datetime | None = None) ->
     now = at or database_now()
     # In key order: two batches that insert the same keys the other way round would wait for each other.
     ordered = sorted(entries, key=lambda entry: (entry.resource.tenant, entry.key or ""))
-    return sql.insert_new_events(connection, [_columns(entry, now) for entry in ordered])
+    return _insert_new([_columns(entry, now) for entry in ordered])
+
+
+def _insert_new(rows: list[dict[str, Any]]) -> int:
+    if connection.vendor == "postgresql":
+        return _NEW_EVENTS.insert(map(_values, rows))
+    return sql.insert_new_events(connection, rows)
 
 
 def record_denied(*, operator: Operator, action: Action, resource: Resource, at: datetime, denial_key: str) -> None:
     """Write the row of a denial unless one with this ``denial_key`` is there; called by ``service`` only."""
     nothing = Capability(id="", text="")
     entry = AuditEntry(action=action.value, operator=operator, resource=resource, capability=nothing, outcome={})
-    columns = _columns(entry, at, verdict=Verdict.DENIED, denial_key=denial_key)
-    sql.insert_new_events(connection, [columns])
+    _insert_new([_columns(entry, at, verdict=Verdict.DENIED, denial_key=denial_key)])
 
 
 def request_digest(body: Mapping[str, Any]) -> str:

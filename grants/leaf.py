@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 from collections.abc import Mapping
 from datetime import UTC
 from typing import TYPE_CHECKING, Any
+
+from opsconsole.core.canonical_json import make_encoder
 
 if TYPE_CHECKING:
     from grants.models import AuditEvent
 
 LEAF_VERSION = 1
 # The text that canonical_json gives, without its search for floats: a row has none, and a batch has many rows.
-_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+_canonical = make_encoder(sort_keys=True, ensure_ascii=False, allow_nan=False)
 LEAF_COLUMNS: dict[int, tuple[str, ...]] = {
     1: (
         "id",
@@ -52,7 +53,7 @@ def hash_leaf(columns: Mapping[str, Any], version: int = LEAF_VERSION) -> str:
     values["id"] = str(values["id"])
     # Both databases keep microseconds, and isoformat() would leave them out when they are zero.
     values["at"] = values["at"].astimezone(UTC).isoformat(timespec="microseconds")
-    return hashlib.sha256(b"\x00" + _CANONICAL.encode(values).encode()).hexdigest()
+    return hashlib.sha256(b"\x00" + _canonical(values).encode()).hexdigest()
 
 
 def leaf_hash(event: AuditEvent) -> str:

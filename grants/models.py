@@ -258,7 +258,9 @@ class AuditEvent(models.Model):
                 condition=~Q(operator_kind=OperatorKind.SYSTEM) & Q(idempotency_key__isnull=False),
                 name="ops_audit_key_anywhere",
             ),
-            models.UniqueConstraint(fields=["denial_key"], name="ops_audit_denial_once"),
+            models.UniqueConstraint(
+                fields=["denial_key"], condition=Q(denial_key__isnull=False), name="ops_audit_denial_once"
+            ),
             models.CheckConstraint(condition=Q(verdict__in=Verdict.values), name="ops_audit_verdict_known"),
             models.CheckConstraint(
                 condition=Q(verdict=Verdict.DENIED, capability="") | (Q(verdict=Verdict.ALLOWED) & ~Q(capability="")),

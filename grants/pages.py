@@ -6,10 +6,9 @@ what changes something is shown first and then sent with a key and the version t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import wraps
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NoReturn, cast
 from uuid import UUID
 
 from django import forms
@@ -19,13 +18,14 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, URLResolver, path, reverse
 
 from grants import audit
-from grants.access import Capability, can, find_capability, held_actions
+from grants.access import can, find_capability, held_actions
 from grants.actions import Action
 from grants.errors import AccessDenied
 from grants.operators import Operator
+from grants.reading import authorise_read_of
 from grants.resources import ANY, Resource
 from grants.service import record_denial
-from grants.targets import NOWHERE, authorise_target
+from grants.targets import NOWHERE
 from opsconsole.core.admin import KeysetAdmin
 from opsconsole.core.errors import OpsError
 from opsconsole.core.ids import new_id
@@ -51,18 +51,8 @@ def held_by(request: HttpRequest) -> frozenset[Action]:
     return found
 
 
-def require(by: Operator, action: Action, scope: Resource | None, not_found: OpsError) -> Capability:
-    """Return the capability for ``action`` on what an opaque id named, as a service would, for a page that only asks.
-
-    Raises ``AccessDenied`` (403) to who may read it and ``not_found`` to everyone else; both are audited.
-    """
-    try:
-        return authorise_target(by, action, scope, not_found)
-    except AccessDenied as denied:
-        record_denial(denied.operator, denied.action, denied.resource)
-        if denied.shown_as is not None:
-            raise denied.shown_as from None
-        raise
+require = authorise_read_of
+"""What a page asks before it shows how something would be changed: the same as a service, without its transaction."""
 
 
 def require_readable(by: Operator, action: Action, scope: Resource | None) -> None:
@@ -161,21 +151,6 @@ def posted_ids(values: Iterable[str]) -> tuple[list[UUID], int]:
     return list(found), bad
 
 
-View = Callable[..., HttpResponse]
-
-
-def posts_only(view: View) -> View:
-    """Send who comes by GET to the page that has the button."""
-
-    @wraps(view)
-    def inner(self: OperatorAdmin, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        if request.method != "POST":
-            return HttpResponseRedirect(self.url("page", *args, *kwargs.values()))
-        return view(self, request, *args, **kwargs)
-
-    return inner
-
-
 class OperatorAdmin(KeysetAdmin):
     """Rows that an operator sees as far as their grants go; superusers have no bypass.
 
@@ -231,10 +206,19 @@ class OperatorAdmin(KeysetAdmin):
     def require_list(self, request: HttpRequest) -> None:
         """Raise ``AccessDenied`` for who holds nothing that this list would show; audited."""
         if not self.has_module_permission(request):
-            by = operator_of(request)
-            asked = Resource(tenant=ANY, target_type="page", target_id=self.slug)
-            record_denial(by, self.action, asked)
-            raise AccessDenied(operator=by, action=self.action, resource=asked)
+            self.refuse_page(request)
+
+    def require_held(self, request: HttpRequest) -> None:
+        """Raise ``AccessDenied``, audited, unless ``action`` is held for something; for a list that is open to all."""
+        if self.action not in held_by(request):
+            self.refuse_page(request)
+
+    def refuse_page(self, request: HttpRequest) -> NoReturn:
+        """Raise ``AccessDenied`` for want of ``action``, audited."""
+        by = operator_of(request)
+        asked = Resource(tenant=ANY, target_type="page", target_id=self.slug)
+        record_denial(by, self.action, asked)
+        raise AccessDenied(operator=by, action=self.action, resource=asked)
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:  # noqa: ARG002
         """Answer with the list; a POST is an action on selected rows."""

@@ -1,6 +1,7 @@
 """Authorising reads: a refusal is audited like that of a change, without a transaction around what is only looked at.
 
-A service's transaction takes the write lock on SQLite, which a page that polls must not do.
+A service's transaction takes the write lock on SQLite, which a page that polls must not do. What was allowed leaves a
+row only where B3 asks for one: the audit trail here, payloads in ``repairs.payloads``.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ from grants.actions import Action
 from grants.errors import AccessDenied
 from grants.operators import Operator
 from grants.resources import ANY, Resource
-from grants.service import record_denial
+from grants.service import record_denial, record_read
 from grants.targets import authorise_target
 from opsconsole.core.errors import OpsError
+
+EACH_ROW = Capability(id="each-row", text="audit.read, asked for each row of the answer")
+"""What allows a list of all that one may read, to who may not read all of it."""
 
 
 def authorise_read(operator: Operator, action: Action, resource: Resource) -> Capability:
@@ -56,3 +60,11 @@ def authorise_scope(
     """
     if tenant is not None:
         authorise_read(operator, action, Resource(tenant=tenant, actor_type=actor_type, actor_id=actor_id))
+
+
+def audit_reading_of_trail(operator: Operator, tenant: str = ANY) -> None:
+    """Write that ``operator`` reads the audit trail, of one tenant or of all that they may read of it (B3).
+
+    Call it after authorising and before the first row is read: where it raises, nothing may be answered.
+    """
+    record_read(operator, Action.AUDIT_READ, Resource(tenant=tenant, target_type="audit_trail"), EACH_ROW)

@@ -14,18 +14,21 @@ from django.db import connection
 from django.db.models import F, Q, QuerySet
 
 from grants import sql
-from grants.access import Capability, find_capability
+from grants.access import Capability, can, find_capability
 from grants.actions import Action
+from grants.errors import GrantNotFound, NotAnOperator
 from grants.models import SCOPE_FIELDS, ApiToken, AuditEvent, ScopeGroupGrant, ScopeUserGrant
 from grants.operators import Operator, OperatorKind
 from grants.principals import group_ids, group_named, live, user_named
-from grants.reading import authorise_anywhere, authorise_read, authorise_scope
+from grants.reading import audit_reading_of_trail, authorise_anywhere, authorise_read, authorise_scope
 from grants.resources import ANY, Resource
 from opsconsole.core.database import database_now
 from opsconsole.core.keyset import Page, Source, read_page
 
 EXPLAINED_GRANTS = 10
 LISTED_GRANTS = 1000
+NO_OPERATOR = "Only an active staff user is an operator."
+GRANT_MODELS: dict[str, Any] = {"user-grant": ScopeUserGrant, "group-grant": ScopeGroupGrant}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,14 +80,17 @@ class Explanation:
     reasons: tuple[str, ...]
 
 
-def explain(operator: Operator, action: Action, resource: Resource) -> Explanation:
+def explain(
+    operator: Operator, action: Action, resource: Resource, *, told: Sequence[HeldGrant] | None = None
+) -> Explanation:
     """Say whether ``operator`` may do ``action`` on ``resource``, and name the capability or what is missing.
 
-    Whoever shows the answer must be allowed to see it; asking changes and audits nothing.
+    Why not is read from the grants in ``told``, by default all that the operator holds. Whoever shows the answer must
+    be allowed to see it; asking changes and audits nothing.
     """
     capability = find_capability(operator, action, resource)
     if capability is None:
-        reasons = tuple(_why_not(operator, action, resource))
+        reasons = tuple(_why_not(operator, action, resource, told))
         compared: tuple[Comparison, ...] = ()
     else:
         reasons = ()
@@ -128,10 +134,11 @@ def list_audit(
     """Return a page of the trail, newest first: of one tenant, of every one for ``*``, else of all that are readable.
 
     The scope that is named is authorised first; raises ``AccessDenied``, audited, for that (B2, B16), and for an
-    operator who may read no part of the trail at all.
+    operator who may read no part of the trail at all. Reading it is audited too, before anything is read (B3).
     """
     authorise_scope(operator, Action.AUDIT_READ, tenant=wanted.tenant)
     authorise_anywhere(operator, Action.AUDIT_READ)
+    audit_reading_of_trail(operator, wanted.tenant or ANY)
     rows = AuditEvent.objects.visible_to(operator, Action.AUDIT_READ).filter(wanted.condition())
     return read_page("audit", [[Source(rows, ("at", "id"))]], limit=limit, cursor=cursor)
 
@@ -139,12 +146,23 @@ def list_audit(
 def explain_to(asking: Operator, action: Action, resource: Resource, *, username: str | None = None) -> Explanation:
     """Explain a decision to whoever may know it: one's own, or, with ``grants.manage`` there, another user's.
 
-    Raises ``AccessDenied``, audited, before it looks for the user, then ``PrincipalNotFound`` or ``NotAnOperator``.
+    Of another user's grants only those are told, and counted, that ``asking`` may manage. Raises ``AccessDenied``,
+    audited, before it looks for the user, then ``PrincipalNotFound``.
     """
     if username is None:
         return explain(asking, action, resource)
+    oneself = _oneself(asking, username)
+    if oneself is not None:
+        return _explain_user(oneself, action, resource, None)
     authorise_read(asking, Action.GRANTS_MANAGE, resource)
-    return explain(Operator.from_user(user_named(username)), action, resource)
+    user = user_named(username)
+    told = None if manages_everything(asking) else grants_visible_to(asking, user=user)
+    return _explain_user(user, action, resource, told)
+
+
+def manages_everything(operator: Operator) -> bool:
+    """Say whether ``operator`` may give and see every permission there is."""
+    return can(operator, Action.GRANTS_MANAGE, Resource(**dict.fromkeys(SCOPE_FIELDS, ANY)))
 
 
 def principal_to_manage(
@@ -164,17 +182,16 @@ def principal_to_manage(
 
 
 def grants_named(operator: Operator, *, username: str | None = None, group: str | None = None) -> list[HeldGrant]:
-    """Return what ``grants_visible_to`` does, by names; naming somebody needs ``grants.manage`` somewhere.
+    """Return what ``grants_visible_to`` does, by names; naming another needs ``grants.manage`` somewhere.
 
     Raises ``AccessDenied``, audited, before it looks for them, and then ``PrincipalNotFound``.
     """
-    if username is not None or group is not None:
+    user = None if username is None else _oneself(operator, username)
+    if (username is not None and user is None) or group is not None:
         authorise_anywhere(operator, Action.GRANTS_MANAGE)
-    return grants_visible_to(
-        operator,
-        user=None if username is None else user_named(username),
-        group=None if group is None else group_named(group),
-    )
+    if username is not None and user is None:
+        user = user_named(username)
+    return grants_visible_to(operator, user=user, group=None if group is None else group_named(group))
 
 
 def grants_of_user(user: AbstractBaseUser) -> list[HeldGrant]:
@@ -187,12 +204,11 @@ def grants_of_user(user: AbstractBaseUser) -> list[HeldGrant]:
 def grants_visible_to(
     operator: Operator, *, user: AbstractBaseUser | None = None, group: Group | None = None
 ) -> list[HeldGrant]:
-    """Return the grants that ``operator`` may manage and their own, of one user or group if given; 1,000 at most."""
-    users = ScopeUserGrant.objects.visible_to(operator, Action.GRANTS_MANAGE)
-    groups = ScopeGroupGrant.objects.visible_to(operator, Action.GRANTS_MANAGE)
-    if operator.user_id is not None:
-        users = users | ScopeUserGrant.objects.filter(user_id=operator.user_id)
-        groups = groups | ScopeGroupGrant.objects.filter(group_id__in=group_ids(operator.user_id))
+    """Return the grants that ``operator`` may manage and their own, of one user or group if given; 1,000 at most.
+
+    Of another user only those that they may manage: a group's grants, seen as one's own, would tell who else is in it.
+    """
+    users, groups = _visible(operator, with_own=user is None or user.pk == operator.user_id)
     if user is not None:
         users = users.filter(user_id=user.pk)
         groups = groups.filter(group_id__in=group_ids(user.pk))
@@ -200,6 +216,28 @@ def grants_visible_to(
         users = users.none()
         groups = groups.filter(group_id=group.pk)
     return _held(users, groups)
+
+
+def grant_visible_to(operator: Operator, grant_id: str) -> HeldGrant | None:
+    """Return one grant by its id, if it is among those that ``operator`` may manage and their own."""
+    try:
+        model, pk = parse_grant_id(grant_id)
+    except GrantNotFound:
+        return None
+    users, groups = _visible(operator)
+    if model is ScopeGroupGrant:
+        found = _held(users.none(), groups.filter(pk=pk))
+    else:
+        found = _held(users.filter(pk=pk), groups.none())
+    return found[0] if found else None
+
+
+def parse_grant_id(grant_id: str) -> tuple[Any, int]:
+    """Return the model and the key that ``user-grant:5`` or ``group-grant:7`` names; raises ``GrantNotFound``."""
+    kind, _, number = grant_id.partition(":")
+    if kind not in GRANT_MODELS or not number.isascii() or not number.isdigit() or len(number) > 18:
+        raise GrantNotFound
+    return GRANT_MODELS[kind], int(number)
 
 
 def ends_of(operator: Operator, action: Action, resource: Resource) -> list[datetime | None]:
@@ -210,6 +248,43 @@ def ends_of(operator: Operator, action: Action, resource: Resource) -> list[date
     own = ScopeUserGrant.objects.live().filter(covering, user_id=operator.user_id)
     shared = ScopeGroupGrant.objects.live().filter(covering, group_id__in=group_ids(operator.user_id))
     return [*own.values_list("expires_at", flat=True), *shared.values_list("expires_at", flat=True)]
+
+
+def _explain_user(
+    user: AbstractBaseUser, action: Action, resource: Resource, told: Sequence[HeldGrant] | None
+) -> Explanation:
+    try:
+        operator = Operator.from_user(user)
+    except NotAnOperator:
+        return Explanation(
+            allowed=False,
+            operator=user.get_username(),
+            action=action.value,
+            resource=resource,
+            capability=None,
+            compared=(),
+            reasons=(NO_OPERATOR,),
+        )
+    return explain(operator, action, resource, told=told)
+
+
+def _oneself(asking: Operator, username: str) -> AbstractBaseUser | None:
+    """Return the user for whom ``asking`` acts, if that is their name; nobody else is looked for."""
+    if asking.user_id is None:
+        return None
+    user: AbstractBaseUser | None = get_user_model()._base_manager.filter(pk=asking.user_id).first()
+    return user if user is not None and user.get_username() == username else None
+
+
+def _visible(
+    operator: Operator, *, with_own: bool = True
+) -> tuple[QuerySet[ScopeUserGrant], QuerySet[ScopeGroupGrant]]:
+    users = ScopeUserGrant.objects.visible_to(operator, Action.GRANTS_MANAGE)
+    groups = ScopeGroupGrant.objects.visible_to(operator, Action.GRANTS_MANAGE)
+    if with_own and operator.user_id is not None:
+        users = users | ScopeUserGrant.objects.filter(user_id=operator.user_id)
+        groups = groups | ScopeGroupGrant.objects.filter(group_id__in=group_ids(operator.user_id))
+    return users, groups
 
 
 def _held(users: QuerySet[ScopeUserGrant], groups: QuerySet[ScopeGroupGrant]) -> list[HeldGrant]:
@@ -248,27 +323,28 @@ def _compare(action: Action, resource: Resource, granted: Any) -> tuple[Comparis
 
 def _compare_capability(capability: Capability, action: Action, resource: Resource) -> tuple[Comparison, ...]:
     source, _, number = capability.id.partition(":")
-    models: dict[str, Any] = {"user-grant": ScopeUserGrant, "group-grant": ScopeGroupGrant}
-    if source not in models:
+    if source not in GRANT_MODELS:
         return ()
-    row = models[source].objects.filter(pk=int(number)).first()
+    row = GRANT_MODELS[source].objects.filter(pk=int(number)).first()
     return _compare(action, resource, row) if row is not None else ()
 
 
-def _why_not(operator: Operator, action: Action, resource: Resource) -> Iterable[str]:
+def _why_not(operator: Operator, action: Action, resource: Resource, told: Sequence[HeldGrant] | None) -> Iterable[str]:
     if operator.user_id is None:
         yield "A shell has no permissions of its own; name the user to act for with --operator."
         return
     user = get_user_model()._base_manager.filter(pk=operator.user_id).first()
     if user is None or not user.is_active or not getattr(user, "is_staff", False):
-        yield "Only an active staff user is an operator."
+        yield NO_OPERATOR
         return
     if operator.kind is OperatorKind.TOKEN:
         yield from _why_not_by_token(operator, action, resource)
-    held = grants_of_user(user)
+    held = grants_of_user(user) if told is None else told
     of_action = [grant for grant in held if grant.action == action.value]
-    if not of_action:
+    if told is None and not of_action:
         yield f"None of {user.get_username()}'s {len(held)} permissions names this action."
+    elif not of_action:
+        yield "No permission that you manage allows it."
     yield from _why_not_by_grants(of_action, action, resource)
 
 
@@ -298,11 +374,15 @@ def _why_not_by_grants(grants: Sequence[HeldGrant], action: Action, resource: Re
 
 
 def tenants_named(operator: Operator, action: Action, limit: int) -> list[str] | None:
-    """Return the tenants that live grants of ``action`` name, ``limit`` at most; None if one covers every tenant."""
+    """Return the tenants that live grants of ``action`` name, ``limit`` at most; None if one covers every tenant.
+
+    ``*`` stands among them for a grant that names no tenant and covers but some of each one's rows: it opens every
+    tenant's list, and says nothing about which tenants there are.
+    """
     if operator.user_id is None:
         return None if operator.kind is OperatorKind.SYSTEM else []
     plan = sql.plan_for(connection, operator, action)
-    if plan.everything or any(shape.any_tenant for shape in plan.shapes):
+    if plan.everything:
         return None
     if not plan.shapes:
         return list(plan.tenants[:limit])
@@ -312,4 +392,4 @@ def tenants_named(operator: Operator, action: Action, limit: int) -> list[str] |
     found = {
         name for rows in (own, shared) for name in rows.order_by("tenant").values_list("tenant", flat=True).distinct()
     }
-    return sorted(found)[:limit]
+    return sorted(found, key=lambda name: (name != ANY, name))[:limit]

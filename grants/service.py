@@ -1,17 +1,20 @@
-"""What makes a function a service: its transaction, and the audit row of a denial."""
+"""What makes a function a service: its transaction, and the audit row of a denial; and the row of a read."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from datetime import datetime
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
 from django.db import transaction
 
 from grants import audit
+from grants.access import Capability, find_capability
 from grants.actions import Action
 from grants.errors import AccessDenied
+from grants.models import AuditEvent
 from grants.operators import Operator
 from grants.resources import Resource
 from opsconsole.core.canonical_json import canonical_json
@@ -55,11 +58,32 @@ def record_denial(operator: Operator, action: Action, resource: Resource) -> Non
             action=action,
             resource=resource,
             at=at,
-            denial_key=_denial_key(operator, action, resource, int(at.timestamp()) // 60),
+            denial_key=_key_of_minute(operator, action, resource, at),
         )
 
 
-def _denial_key(operator: Operator, action: Action, resource: Resource, minute: int) -> str:
+def record_read(operator: Operator, action: Action, resource: Resource, otherwise: Capability) -> None:
+    """Audit that ``operator`` reads what leaves a row, in a transaction of its own and before the answer (B3).
+
+    The row names the capability for all of ``resource``, or else ``otherwise``. It is folded like a denial: who goes
+    through the pages of a list leaves one a minute, and for the rest of it this is one look, which waits for no lock.
+    """
+    at = database_now()
+    # No client's key can be in the way: keys belong to their action, and no request that has one is a read.
+    key = _key_of_minute(operator, action, resource, at)
+    if AuditEvent.objects.filter(
+        operator_kind=operator.kind.value, operator_id=operator.id, action=action.value, idempotency_key=key
+    ).exists():
+        return
+    capability = find_capability(operator, action, resource) or otherwise
+    entry = audit.AuditEntry(
+        action=action.value, operator=operator, resource=resource, capability=capability, outcome={}, key=key
+    )
+    with transaction.atomic(durable=True):
+        audit.record_many([entry], at=at)
+
+
+def _key_of_minute(operator: Operator, action: Action, resource: Resource, at: datetime) -> str:
     parts = [
         operator.kind.value,
         operator.id,
@@ -70,6 +94,6 @@ def _denial_key(operator: Operator, action: Action, resource: Resource, minute: 
         resource.command_id,
         resource.target_type,
         resource.target_id,
-        minute,
+        int(at.timestamp()) // 60,
     ]
     return hashlib.sha256(canonical_json(parts).encode(errors="backslashreplace")).hexdigest()

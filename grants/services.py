@@ -184,7 +184,7 @@ def revoke(*, by: Operator, grant_id: str, reason: str, key: str) -> GrantReceip
     Giving up one's own permission is allowed.
     """
     why = audit.validate_reason(reason)
-    model, pk = _parse_grant_id(grant_id)
+    model, pk = selectors.parse_grant_id(grant_id)
     digest = audit.request_digest({"grant": grant_id, "reason": why})
     row = model.objects.filter(pk=pk).first()
     if row is None:
@@ -448,14 +448,6 @@ def _describe_token(token: ApiToken) -> dict[str, JsonValue]:
         "owner": token.user.get_username(),
         "expires_at": token.expiry.isoformat(),
     }
-
-
-def _parse_grant_id(grant_id: str) -> tuple[Any, int]:
-    models: dict[str, Any] = {"user-grant": ScopeUserGrant, "group-grant": ScopeGroupGrant}
-    kind, _, number = grant_id.partition(":")
-    if kind not in models or not number.isascii() or not number.isdigit() or len(number) > 18:
-        raise GrantNotFound
-    return models[kind], int(number)
 
 
 def _replay_revocation(*, by: Operator, grant_id: str, key: str, digest: str) -> GrantReceipt:

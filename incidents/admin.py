@@ -8,17 +8,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, ClassVar, TypeVar
 from uuid import UUID
 
 from django import forms
-from django.conf import settings
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
-from django.utils import timezone
 
 from grants.actions import Action
 from grants.models import AuditEvent, Verdict
@@ -35,12 +33,13 @@ from grants.pages import (
     require,
     require_readable,
 )
+from grants.resources import ANY
 from grants.selectors import tenants_named
 from incidents import sql
 from incidents.errors import IncidentChanged, IncidentNotFound
 from incidents.models import EpisodeEnd, Incident, IncidentState, Severity
 from incidents.services import ACKNOWLEDGED, RESOLVED, acknowledge_incident, resolve_incident
-from opsconsole.core.admin import ChoiceFilter, KeysetChangeList, ago, thousands, when
+from opsconsole.core.admin import ChoiceFilter, KeysetChangeList, again, ago, thousands, when
 from opsconsole.core.errors import OpsError
 from opsconsole.core.ids import new_id
 
@@ -102,7 +101,7 @@ class Buttons:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class TimelineLine:
     """One line of the timeline."""
 
     at: datetime
@@ -112,7 +111,7 @@ class Moment:
 
 
 class TenantFilter(ChoiceFilter):
-    """The tenants that this operator may see; typed where they are too many to list."""
+    """The tenants that this operator may see; typed where they are too many to list, or not to be told."""
 
     title = "tenant"
     parameter_name = "tenant"
@@ -123,8 +122,9 @@ class TenantFilter(ChoiceFilter):
         """Return the tenants named by grants, or, with a grant over all of them, those that have an incident."""
         names = tenants_named(operator_of(request), self.action, MOST_TENANTS + 1)
         found = sorted(names) if names is not None else sql.tenants(Incident.objects.db, MOST_TENANTS + 1)
-        self.is_typed = len(found) > MOST_TENANTS
-        return [(name, name) for name in found]
+        # Whose grants cover one actor in every tenant is not told which tenants there are.
+        self.is_typed = ANY in found or len(found) > MOST_TENANTS
+        return [("", "")] if self.is_typed else [(name, name) for name in found]
 
     @property
     def typed(self) -> str:
@@ -359,13 +359,13 @@ class IncidentAdmin(OperatorAdmin):
             return "Close"
         return f"Close without repairing {thousands(count)} {'job' if count == 1 else 'jobs'}"
 
-    def timeline(self, incident: Incident) -> list[Moment]:
+    def timeline(self, incident: Incident) -> list[TimelineLine]:
         """Return what people and the system did to it, newest first."""
         events = AuditEvent.objects.filter(
             target_type="incident", target_id=str(incident.id), verdict=Verdict.ALLOWED
         ).order_by("-at", "-id")[:TIMELINE_ROWS]
         return [
-            Moment(
+            TimelineLine(
                 at=event.at,
                 who=event.operator_name,
                 what=AUDIT_WORDS.get(event.action, event.action),
@@ -378,7 +378,7 @@ class IncidentAdmin(OperatorAdmin):
         """Return how it was closed before, newest first."""
         return list(EpisodeEnd.objects.filter(incident=incident).order_by("-episode")[:20])
 
-    def latest_change(self, incident: Incident) -> Moment | None:
+    def latest_change(self, incident: Incident) -> TimelineLine | None:
         """Return the newest thing that was done to it."""
         event = (
             AuditEvent.objects.filter(target_type="incident", target_id=str(incident.id), verdict=Verdict.ALLOWED)
@@ -387,7 +387,7 @@ class IncidentAdmin(OperatorAdmin):
         )
         if event is None:
             return None
-        return Moment(at=event.at, who=event.operator_name, what=AUDIT_WORDS.get(event.action, event.action))
+        return TimelineLine(at=event.at, who=event.operator_name, what=AUDIT_WORDS.get(event.action, event.action))
 
     def changed_words(self, incident: Incident) -> str:
         """Return who changed it since the page was opened, and how it stands now."""
@@ -478,16 +478,14 @@ class IncidentAdmin(OperatorAdmin):
         """Return the confirmation of closing; a form that was filled in wrongly keeps its key and what was seen."""
         count = incident.unresolved_count
         label = self.close_label(incident)
-        days = int(getattr(settings, "OPSCONSOLE_KEEP_MESSAGES_DAYS", 30))
-        until = timezone.now() + timedelta(days=days)
         section = Section(
             heading=f"{thousands(count)} {'job is' if count == 1 else 'jobs are'} not repaired"
             if count
             else "Close it",
             tone="bad",
             text=(
-                "Their work is not done, and nobody will be reminded. Each can still be retried from its own page "
-                f"until {until:%d %B}, when the stored messages are deleted. A new failure opens the incident again."
+                "Their work is not done, and nobody will be reminded. Each can still be retried from its own page. "
+                "A new failure opens the incident again."
                 if count
                 else "No job of it waits for a decision. A new failure opens the incident again."
             ),
@@ -529,11 +527,6 @@ class IncidentAdmin(OperatorAdmin):
 def seen(incident: Incident) -> dict[str, str]:
     """Return what a form carries of the incident as it was looked at."""
     return {"version": str(incident.version), "standing": standing_of(incident)}
-
-
-def again(is_replay: bool) -> str:
-    """Return the end of a sentence about a change: that a repeated request has repeated nothing."""
-    return ": that was done before, and nothing was repeated." if is_replay else "."
 
 
 def with_version(posted: Mapping[str, Any], incident_id: UUID, change: Callable[[int], T]) -> T:

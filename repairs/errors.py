@@ -107,6 +107,14 @@ class MessageExpired(OpsError):
     message = "The original message expired at {expired_at}; running it now has to be asked for explicitly."
 
 
+class LetterTooOld(OpsError):
+    """Its task's policy says that a job of this age must not run any more. Close it as done, or discard it."""
+
+    code = "letter_too_old"
+    status = 409
+    message = "The job is too old: {job_type} may be retried for {max_age_seconds} seconds after it first failed."
+
+
 class LetterSetAside(OpsError):
     """Its recording is not complete; see the set-aside entries first."""
 

@@ -20,7 +20,7 @@ from deadletters.outcome import OutcomeClass
 from incidents.models import Incident
 from opsconsole.core.database import database_now
 from opsconsole.core.errors import OpsError
-from repairs.errors import ProviderOutcomeUnknown
+from repairs.errors import LetterTooOld, ProviderOutcomeUnknown
 from repairs.models import ActionState, ActionType, RepairAction
 from repairs.refusals import Served, refusal_of
 from repairs.services import MOST_LETTERS
@@ -92,9 +92,10 @@ def count_tiles(incident: Incident, served: Served) -> Tiles:
         DeadLetter.objects.filter(
             incident=incident, episode=incident.episode, state__in=(LetterState.OPEN, LetterState.RETRYING)
         ).values_list(
-            "state", "outcome_class", "outcome_reason", "message_state", "is_set_aside", "job_type", "queue", named=True
+            "state", "outcome_class", "outcome_reason", "message_state", "is_set_aside", "job_type", "queue",
+            "first_seen_at", named=True,
         )[: COUNTED + 1]
-    )
+    )  # fmt: skip
     counts: Counter[str] = Counter()
     reasons: dict[str, Counter[str]] = {}
     for row in rows[:COUNTED]:
@@ -112,9 +113,12 @@ def count_tiles(incident: Incident, served: Served) -> Tiles:
 
 
 def prospect_of(row: Any, served: Served) -> tuple[Prospect, str]:
-    """Return what a retry of an open job would mean, and why, as far as its row and the live workers tell."""
+    """Return what a retry of an open job would mean, and why, as far as its row, policy and the live workers tell."""
     if row.is_set_aside:
         return Prospect.BLOCKED, "Its recording is not complete."
+    most = served.most_seconds(row.job_type, row.first_seen_at)
+    if most is not None:
+        return Prospect.BLOCKED, LetterTooOld(job_type=row.job_type, max_age_seconds=most).detail
     if row.message_state != MessageState.FULL:
         return Prospect.BLOCKED, f"Its message was not stored in full ({row.message_state})."
     if served.has_nodes:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 from uuid import UUID
 
-from django.db.models import Q
+from django.db.models import OuterRef, Q, Subquery
 
+from deadletters.models import DeadLetter
 from grants.querysets import ScopedQuerySet
 from grants.resources import Resource
 from opsconsole.core.database import locked
@@ -32,6 +33,11 @@ class RepairActionQuerySet(ScopedQuerySet):
 
     def newest_first(self) -> RepairActionQuerySet:
         return self.order_by("-id")
+
+    def newest_of(self, letter_ids: list[UUID]) -> dict[UUID, UUID | None]:
+        """Return the newest repair of each of these letters, with one query."""
+        newest = self.filter(letter=OuterRef("pk")).newest_first().values("id")[:1]
+        return dict(DeadLetter.objects.filter(id__in=letter_ids).values_list("id", Subquery(newest)))
 
     def scope(self, repair_id: UUID) -> Resource | None:
         row = self.filter(id=repair_id).values_list("tenant", "actor_type", "actor_id").first()

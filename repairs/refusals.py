@@ -1,13 +1,18 @@
-"""Why a letter may not be retried: decided from its row, its message and the live workers, changing nothing."""
+"""Why a letter may not be retried: decided from its row, its message, its policy and the live workers.
+
+Nothing here changes anything.
+"""
 
 from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from django.db.models import prefetch_related_objects
 from django.utils.dateparse import parse_datetime
 
 from deadletters import conf
@@ -17,6 +22,8 @@ from deadletters.journal.events import MessageState
 from deadletters.journal.message import RawMessage, unpack_message
 from deadletters.models import DeadLetter, SealedMessage, WorkerNode
 from deadletters.outcome import OutcomeClass
+from deadletters.policy import PolicyBook
+from deadletters.selectors import task_policies
 from incidents.models import Incident
 from opsconsole.core.errors import OpsError
 from opsconsole.core.redaction import decode_body
@@ -26,6 +33,7 @@ from repairs.errors import (
     JobNotServed,
     JobOvertaken,
     LetterSetAside,
+    LetterTooOld,
     MessageExpired,
     MessageNotCaptured,
     MessageSealedWithUnknownKey,
@@ -33,25 +41,53 @@ from repairs.errors import (
     ProviderOutcomeUnknown,
 )
 
+LOADED = 25
+"""Stored messages in memory at once: each may have a megabyte."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What the live workers of one source serve. ``has_nodes`` is false if none has ever reported."""
+    """What the live workers of one source serve, and what is declared about tasks, both at one moment.
 
+    ``has_nodes`` is false if no worker has ever reported.
+    """
+
+    at: datetime
     has_nodes: bool
-    signatures: dict[str, list[str]]  # task name -> signatures as the workers publish them
+    signatures: dict[str, list[str]]  # task name -> different signatures as the workers publish them
     queues: dict[str, set[str]]  # task name -> queues on which a worker that has it listens
+    policies: PolicyBook
 
     @classmethod
     def by(cls, source: str, now: datetime) -> Served:
         signatures: dict[str, list[str]] = {}
         queues: dict[str, set[str]] = {}
         for tasks, listening in WorkerNode.objects.live(now).filter(source=source).values_list("tasks", "queues"):
+            heard = json.loads(listening)
             for name, signature in json.loads(tasks).items():
-                signatures.setdefault(name, []).append(signature)
-                queues.setdefault(name, set()).update(json.loads(listening))
+                # A hundred workers of one release publish the same, which need not be compared a hundred times.
+                known = signatures.setdefault(name, [])
+                if signature not in known:
+                    known.append(signature)
+                queues.setdefault(name, set()).update(heard)
         has_nodes = bool(signatures) or WorkerNode.objects.filter(source=source).exists()
-        return cls(has_nodes=has_nodes, signatures=signatures, queues=queues)
+        return cls(at=now, has_nodes=has_nodes, signatures=signatures, queues=queues, policies=task_policies())
+
+    def most_seconds(self, job_type: str, first_seen_at: datetime) -> int | None:
+        """Return the age up to which a job of this task may be retried, if one that old has passed it."""
+        most = self.policies.for_task(job_type).max_age_seconds
+        return most if most is not None and (self.at - first_seen_at).total_seconds() > most else None
+
+
+def load_messages(letters: Sequence[DeadLetter]) -> None:
+    """Fetch the stored messages of a few letters, of at most ``LOADED``, with one query."""
+    prefetch_related_objects(letters, "message")
+
+
+def unload_messages(letters: Sequence[DeadLetter]) -> None:
+    """Let go of what ``load_messages`` fetched."""
+    for letter in letters:
+        letter._state.fields_cache.pop("message", None)
 
 
 def open_letter_message(letter: DeadLetter) -> RawMessage:
@@ -63,7 +99,7 @@ def open_letter_message(letter: DeadLetter) -> RawMessage:
         raise MessageTooDeep
     if letter.message_state != MessageState.FULL:
         raise MessageNotCaptured(state=letter.message_state)
-    # Through the relation, so that a page about many letters can fetch their messages with them.
+    # Through the relation, so that who works on many letters can fetch their messages together.
     stored: SealedMessage | None = getattr(letter, "message", None)
     if stored is None:
         raise MessageNotCaptured(state="removed")
@@ -100,7 +136,7 @@ def refuse_unrepairable(
 ) -> list[str]:
     """Raise the first refusal that applies to retrying a locked letter, or return warnings for its operator.
 
-    Raises ``JobOvertaken``, ``LetterSetAside``, ``MessageNotCaptured``, ``MessageTooDeep``,
+    Raises ``JobOvertaken``, ``LetterSetAside``, ``LetterTooOld``, ``MessageNotCaptured``, ``MessageTooDeep``,
     ``MessageSealedWithUnknownKey``, ``MessageExpired``, ``JobNotServed``, ``ArgumentsDoNotFit`` or
     ``ProviderOutcomeUnknown``.
     """
@@ -108,6 +144,9 @@ def refuse_unrepairable(
         raise JobOvertaken(standing=letter.standing(incident))
     if letter.is_set_aside:
         raise LetterSetAside
+    most = served.most_seconds(letter.job_type, letter.first_seen_at)
+    if most is not None:
+        raise LetterTooOld(job_type=letter.job_type, max_age_seconds=most)
     raw = open_letter_message(letter)
     expired = expires_at(raw)
     if expired is not None and expired <= now and not run_expired:

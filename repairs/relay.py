@@ -1,8 +1,8 @@
 """The relay: the only sender of repair messages, one thread in each worker.
 
-It claims planned repairs of its source by lease, sends them with the worker's own app, and marks them sent. Killed
-between sending and marking, its lease expires and the message is sent again under the same task id; the start guard
-lets one of them begin.
+It claims planned repairs of its source by lease, sends them with the worker's own app, and marks them sent, a few at a
+time. Killed between sending and marking, its lease expires and those few messages are sent again under the same task
+ids; the start guard lets one of each begin. No transaction is open while the broker is talked to.
 """
 
 from __future__ import annotations
@@ -10,13 +10,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
+from collections import deque
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import Any
+from uuid import UUID
 
 from celery import Celery
 from django.db import connections, transaction
-from django.db.models import F, Q
+from django.db.models import Case, F, Q, Value, When
 from kombu import Queue
 
 from deadletters.journal.hooks import REPAIR_HEADER
@@ -25,14 +29,16 @@ from opsconsole.core.database import database_now, locked
 from opsconsole.core.errors import OpsError
 from opsconsole.core.forking import GATE
 from repairs.models import ActionState, ActionType, RepairAction
-from repairs.refusals import open_letter_message
+from repairs.refusals import LOADED, load_messages, open_letter_message, unload_messages
 
 logger = logging.getLogger(__name__)
 
 LEASE = timedelta(seconds=60)
-"""Longer than a hung broker can hold one page of sends (facts: 45 s for a hung Redis without socket timeouts)."""
+"""Longer than a page may take, even if the broker hangs at its end (45 s for a Redis without socket timeouts)."""
 ANSWER_WITHIN = timedelta(hours=1)
-PAGE = 20
+PAGE = 100
+PAGE_SECONDS = 10.0
+"""After this long the rest of a page is given back: a slow broker must not make us send with a lease that is over."""
 IDLE_SECONDS = 1.0
 LONGEST_BACKOFF_SECONDS = 30.0
 
@@ -176,16 +182,15 @@ class Relay(threading.Thread):
         """Send one page of due repairs and return how many were taken on; for the thread and for tests."""
         with GATE:
             claimed = self._claim()
+        waiting = deque(claimed)
+        ends_at = time.monotonic() + PAGE_SECONDS
         outbox = Outbox(self.app)
         try:
-            for number, action in enumerate(claimed):
-                if self._stop_asked.is_set():
-                    self._release(claimed[number:], delay=timedelta(0))
-                    break
-                if not self._send(action, outbox):
-                    # A broker that refuses one refuses the next as well, and may take long to say so.
-                    self._release(claimed[number + 1 :], delay=timedelta(seconds=1))
-                    break
+            while waiting and self._send_few(waiting, outbox, ends_at):
+                pass
+            if waiting:
+                # A broker that refuses one refuses the next as well, and may take long to say so.
+                self._release(list(waiting), delay=timedelta(seconds=1 if self._troubles["broker"] else 0))
         finally:
             outbox.close()
         return len(claimed)
@@ -202,44 +207,75 @@ class Relay(threading.Thread):
         if not due.exists():
             return []
         with transaction.atomic():
-            ids = [row.id for row in locked(due, skip=True)[:PAGE]]
+            ids = [row.id for row in locked(due.only("id"), skip=True)[:PAGE]]
             RepairAction.objects.filter(id__in=ids, state=ActionState.PLANNED).update(
                 lease_owner=self.owner, lease_expires_at=now + LEASE
             )
         return list(RepairAction.objects.filter(id__in=ids).select_related("letter").order_by("due_at", "id"))
 
-    def _send(self, action: RepairAction, outbox: Outbox) -> bool:
-        """Send one claimed repair and mark it; returns whether the broker can be used."""
+    def _send_few(self, waiting: deque[RepairAction], outbox: Outbox, ends_at: float) -> bool:
+        """Take a few claimed repairs off the queue, send them and mark them; returns whether to go on."""
+        few = list(islice(waiting, LOADED))
+        letters = [action.letter for action in few]
+        with GATE:
+            load_messages(letters)
+        sent: list[UUID] = []
+        goes_on = True
+        for action in few:
+            if self._stop_asked.is_set() or time.monotonic() > ends_at:
+                goes_on = False
+                break
+            waiting.popleft()
+            message = self._message_of(action)
+            if message is None:
+                continue
+            try:
+                outbox.publish(message)
+            except Exception as error:  # noqa: BLE001  (each transport has its own; all mean "not known to be sent")
+                goes_on = False
+                self._mark_sent(sent)
+                self._refused(action, f"{type(error).__name__}: {error}")
+                sent = []
+                break
+            sent.append(action.id)
+        self._mark_sent(sent)
+        unload_messages(letters)
+        return goes_on
+
+    def _message_of(self, action: RepairAction) -> Outgoing | None:
+        """Return what to send, or put the repair off if that cannot be read now."""
         try:
-            with GATE:
-                message = repair_message(action, open_letter_message(action.letter))
+            return repair_message(action, open_letter_message(action.letter))
         except OpsError as refusal:
             # The key or the message went away after planning; it may come back, and the letter shows why it waits.
             self._release([action], error=refusal.detail, delay=timedelta(seconds=LONGEST_BACKOFF_SECONDS))
-            return True
-        try:
-            outbox.publish(message)
-        except Exception as error:  # noqa: BLE001  (each transport has its own errors; all mean "not known to be sent")
-            delay = min(2.0 ** min(action.send_count + 1, 5), LONGEST_BACKOFF_SECONDS)
-            self._release([action], error=f"{type(error).__name__}: {error}", delay=timedelta(seconds=delay))
-            self._note("broker", f"{type(error).__name__}: {error}")
-            return False
+            return None
+
+    def _refused(self, action: RepairAction, trouble: str) -> None:
+        """Put off a repair that is not known to be with the broker."""
+        delay = min(2.0 ** min(action.send_count + 1, 5), LONGEST_BACKOFF_SECONDS)
+        self._note("broker", trouble)
+        self._release([action], error=trouble, delay=timedelta(seconds=delay))
+
+    def _mark_sent(self, sent: list[UUID]) -> None:
+        """Mark what the broker has, unless somebody put it back or took it over meanwhile.
+
+        What has started or is settled by now, which may be before it is marked, keeps its state.
+        """
+        if not sent:
+            return
         self._note("broker", "")
         with GATE:
-            self._mark_sent(action)
-        return True
-
-    def _mark_sent(self, action: RepairAction) -> None:
-        now = database_now()
-        RepairAction.objects.filter(id=action.id, state=ActionState.PLANNED).update(
-            state=ActionState.SENT, sent_at=now, send_error=""
-        )
-        RepairAction.objects.filter(id=action.id).update(
-            send_count=F("send_count") + 1,
-            lease_owner="",
-            lease_expires_at=None,
-            answer_due_at=now + ANSWER_WITHIN,
-        )
+            now = database_now()
+            RepairAction.objects.filter(id__in=sent, lease_owner=self.owner).update(
+                state=Case(When(state=ActionState.PLANNED, then=Value(ActionState.SENT)), default=F("state")),
+                sent_at=Case(When(state=ActionState.PLANNED, then=Value(now)), default=F("sent_at")),
+                send_error=Case(When(state=ActionState.PLANNED, then=Value("")), default=F("send_error")),
+                send_count=F("send_count") + 1,
+                lease_owner="",
+                lease_expires_at=None,
+                answer_due_at=now + ANSWER_WITHIN,
+            )
 
     def _release(self, actions: list[RepairAction], *, delay: timedelta, error: str = "") -> None:
         ids = [action.id for action in actions]

@@ -58,8 +58,7 @@ class LetterPage:
     @property
     def traceback(self) -> str:
         """The newest occurrence's traceback, redacted."""
-        newest = self.occurrences[0].traceback if self.occurrences else None
-        return newest.text if newest is not None else ""
+        return self.occurrences[0].traceback_text if self.occurrences else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

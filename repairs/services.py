@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -16,16 +16,19 @@ from deadletters.locking import LetterMoved, lock_letter
 from deadletters.models import DeadLetter, LetterState, SealedMessage, WorkerNode
 from deadletters.outcome import OutcomeClass
 from grants import audit
-from grants.access import Capability, authorise
+from grants.access import Capability, authorise, find_capability
 from grants.actions import Action
+from grants.errors import AccessDenied
 from grants.models import AuditEvent
 from grants.operators import Operator
+from grants.resources import Resource
 from grants.service import service
 from grants.targets import authorise_target
 from incidents.errors import IncidentNotFound, IncidentResolved
 from incidents.models import Incident, IncidentState
 from incidents.services import check_version, lock_incident, save_incident
 from opsconsole.core.canonical_json import canonical_json
+from opsconsole.core.database import RowWriter
 from opsconsole.core.errors import InvalidInput, OpsError
 from opsconsole.core.ids import new_id
 from repairs.errors import (
@@ -41,7 +44,7 @@ from repairs.errors import (
 )
 from repairs.guard import holder_of
 from repairs.models import ActionState, ActionType, BatchState, ProviderAnswer, RepairAction, RepairBatch
-from repairs.refusals import Served, refuse_unrepairable
+from repairs.refusals import LOADED, Served, load_messages, refuse_unrepairable, unload_messages
 from repairs.settling import fail_repair, settle_letter
 
 LETTER_RETRIED = Action.DEAD_LETTERS_RETRY.value
@@ -51,6 +54,16 @@ INCIDENT_RETRIED = "operations.incident_retry_applied"
 REPAIR_CANCELLED = "repairs.cancel"
 MOST_LETTERS = 1_000
 PAGE = 100
+PLANNED_ROWS = RowWriter(
+    RepairAction,
+    (
+        "id", "tenant", "source", "actor_type", "actor_id", "action_type", "letter", "incident", "batch", "previous",
+        "operation_key", "state", "before", "after", "planned_by", "planned_by_name", "planned_at", "reason",
+        "reference", "provider_answer", "job_type", "queue", "new_task_id", "due_at",
+    ),
+)  # fmt: skip
+"""What a new repair has; the rest is what the database gives it."""
+NOT_HAPPENED = "an operator found that the earlier attempts had not taken effect"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +162,9 @@ def retry_letter(
         by=by, provider_checked=provider_checked, run_expired=run_expired, reason=reason, reference=reference
     )
     served = Served.by(letter.source, incident.locked_at)
-    action, warnings = _plan_retry(letter, incident, request, key=key, served=served)
+    action, warnings = _plan_retry(letter, incident, request, key=key, served=served, previous=_newest_repair(letter))
+    action.save(force_insert=True)
+    letter.save(update_fields=["state", "outcome_class", "outcome_reason"])
     _take_if_untaken(incident, by)
     return _record(
         LETTER_RETRIED, letter, incident, action, by=by, capability=capability, key=key, digest=digest,
@@ -273,11 +288,12 @@ def retry_incident(
     """Plan to run several failed jobs of one incident again: those named, or all ``expected_count`` of them (A12).
 
     The set is frozen first, in one transaction with its receipt; then it is planned in pages of 100, each letter with
-    its own audit row, so that no lock is held long. The same key goes on where a
-    crash stopped it, and answers with the stored results once it is done. Without ``letter_ids``, every open letter of
-    the running episode is meant, oldest first, and their number has to be ``expected_count``; more than 1,000 are
-    refused. Raises ``IncidentNotFound``, ``AccessDenied``, ``IncidentResolved``, ``IncidentHasNoLetter``,
-    ``SelectionInvalid``, ``SelectionDrifted``, ``TooMany``, ``IncidentChanged`` or ``IdempotencyKeyReused``.
+    its own audit row, so that no lock is held long. The first job that is planned takes an incident that nobody has;
+    one all of whose chosen jobs are refused stays as it is. The same key goes on where a crash stopped it, and answers
+    with the stored results once it is done. Without ``letter_ids``, every open letter of the running episode is meant,
+    oldest first, and their number has to be ``expected_count``; more than 1,000 are refused.
+    Raises ``IncidentNotFound``, ``AccessDenied``, ``IncidentResolved``, ``IncidentHasNoLetter``, ``SelectionInvalid``,
+    ``SelectionDrifted``, ``TooMany``, ``IncidentChanged`` or ``IdempotencyKeyReused``.
     """
     _check_texts(reason, reference)
     request = _RetryRequest(
@@ -354,7 +370,6 @@ def _begin_batch(
         planned_by_name=by.name,
         planned_at=incident.locked_at,
     )
-    _take_if_untaken(incident, by)
     audit.record(
         action=INCIDENT_RETRIED,
         operator=by,
@@ -401,9 +416,23 @@ def _pages(letter_ids: list[str]) -> Iterator[list[UUID]]:
         yield [UUID(text) for text in letter_ids[start : start + PAGE]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Planned:
+    """One letter of a page with the repair planned for it; neither is written yet."""
+
+    letter: DeadLetter
+    action: RepairAction
+    warnings: list[str]
+    capability: Capability
+    key: str
+
+
 @service
 def _plan_page(*, batch_id: UUID, letter_ids: list[UUID], request: _RetryRequest) -> None:
-    """Plan one page of a batch: each letter by itself, refusals included; what a key has planned stays planned."""
+    """Plan one page of a batch: each letter by itself, refusals included; what a key has planned stays planned.
+
+    What is read and written of a page is read and written for all of its letters together.
+    """
     by = request.by
     batch = RepairBatch.objects.select_related("incident").get(id=batch_id)
     # The grant is asked again: it may have been taken away since the set was frozen.
@@ -411,43 +440,103 @@ def _plan_page(*, batch_id: UUID, letter_ids: list[UUID], request: _RetryRequest
     incident = lock_incident(batch.incident_id)
     batch = RepairBatch.objects.get(id=batch_id)
     results = {result["letter_id"]: result for result in json.loads(batch.results)}
-    served = Served.by(batch.source, incident.locked_at)
-    entries = []
-    for letter_id, letter in sorted(DeadLetter.objects.lock_many(letter_ids).items()):
-        if str(letter_id) in results:
-            continue
-        # Not from the client's key: with a key of that form for another letter, this one's audit row would be missing.
-        plan_key = f"batch:{batch_id}:{letter_id}"
-        try:
-            capability = authorise(by, Action.DEAD_LETTERS_RETRY, letter.resource)
-            if letter.incident_id != incident.id:
-                raise JobOvertaken(standing="part of another incident")
-            action, warnings = _plan_retry(letter, incident, request, key=plan_key, served=served, batch=batch)
-        except OpsError as refusal:
-            results[str(letter_id)] = asdict(
-                LetterResult(letter_id=str(letter_id), status="refused", code=refusal.code, detail=refusal.detail)
-            )
-            continue
-        entries.append(
-            audit.AuditEntry(
-                action=LETTER_RETRIED,
-                operator=by,
-                resource=letter.resource,
-                capability=capability,
-                outcome=_outcome(letter, incident, action, warnings),
-                reason=request.reason,
-                key=plan_key,
-                digest=audit.request_digest({"batch": str(batch_id)}),
-            )
-        )
-        results[str(letter_id)] = asdict(
-            LetterResult(letter_id=str(letter_id), status="planned", repair_id=str(action.id), warnings=tuple(warnings))
-        )
-    if audit.record_many(entries, at=incident.locked_at) != len(entries):
-        raise RuntimeError(f"an audit row of batch {batch_id} could not be written")
+    is_begun = any(result["status"] == "planned" for result in results.values())
+    wanted = [letter_id for letter_id in letter_ids if str(letter_id) not in results]
+    planned, refused = _judge(wanted, incident, request, batch)
+    if planned:
+        _write_planned(planned)
+        # Only once: what a failed repair has opened again since is to be seen, and not taken by the pages that follow.
+        if is_begun:
+            save_incident(incident)
+        else:
+            _take_if_untaken(incident, by)
+        _audit_planned(planned, incident, request, batch)
+    told = sorted((*map(_told, planned), *refused), key=lambda result: result.letter_id)
+    results |= {result.letter_id: asdict(result) for result in told}
     batch.results = canonical_json(list(results.values()))
     batch.save(update_fields=["results"])
-    save_incident(incident)
+
+
+def _judge(
+    letter_ids: list[UUID], incident: Incident, request: _RetryRequest, batch: RepairBatch
+) -> tuple[list[_Planned], list[LetterResult]]:
+    """Lock letters of a locked incident and return which are planned and which refused; nothing is written."""
+    served = Served.by(batch.source, incident.locked_at)
+    letters = [*DeadLetter.objects.defer("payload_preview", "error_text").lock_many(letter_ids).values()]
+    newest = RepairAction.objects.newest_of(letter_ids)
+    capabilities: dict[Resource, Capability | None] = {}
+    planned: list[_Planned] = []
+    refused: list[LetterResult] = []
+    for start in range(0, len(letters), LOADED):
+        few = letters[start : start + LOADED]
+        load_messages(few)
+        for letter in few:
+            # Not from the client's key: with one of that form for another letter, this one's audit row were missing.
+            key = f"batch:{batch.id}:{letter.id}"
+            try:
+                capability = _authorise_letter(request.by, letter, capabilities)
+                if letter.incident_id != incident.id:
+                    raise JobOvertaken(standing="part of another incident")
+                action, warnings = _plan_retry(
+                    letter, incident, request, key=key, served=served, previous=newest[letter.id], batch=batch
+                )
+            except OpsError as refusal:
+                refused.append(
+                    LetterResult(letter_id=str(letter.id), status="refused", code=refusal.code, detail=refusal.detail)
+                )
+                continue
+            planned.append(_Planned(letter=letter, action=action, warnings=warnings, capability=capability, key=key))
+        unload_messages(few)
+    return planned, refused
+
+
+def _authorise_letter(by: Operator, letter: DeadLetter, capabilities: dict[Resource, Capability | None]) -> Capability:
+    """Do what ``authorise`` does for each letter, asking once for those that no grant can tell apart."""
+    # The target plays no part in a decision.
+    scope = replace(letter.resource, target_type="", target_id="")
+    if scope not in capabilities:
+        capabilities[scope] = find_capability(by, Action.DEAD_LETTERS_RETRY, scope)
+    capability = capabilities[scope]
+    if capability is None:
+        raise AccessDenied(operator=by, action=Action.DEAD_LETTERS_RETRY, resource=letter.resource)
+    return capability
+
+
+def _write_planned(planned: list[_Planned]) -> None:
+    rows = [[getattr(one.action, field.attname) for field in PLANNED_ROWS.fields] for one in planned]
+    if PLANNED_ROWS.insert(rows) != len(rows):
+        raise RuntimeError("a repair could not be written")
+    DeadLetter.objects.filter(id__in=[one.letter.id for one in planned]).update(state=LetterState.RETRYING)
+    answered = [one.letter for one in planned if one.action.provider_answer == ProviderAnswer.DID_NOT_HAPPEN]
+    if answered:
+        DeadLetter.objects.filter(id__in=[letter.id for letter in answered]).update(
+            outcome_class=OutcomeClass.SAFE, outcome_reason=NOT_HAPPENED
+        )
+
+
+def _audit_planned(planned: list[_Planned], incident: Incident, request: _RetryRequest, batch: RepairBatch) -> None:
+    digest = audit.request_digest({"batch": str(batch.id)})
+    entries = [
+        audit.AuditEntry(
+            action=LETTER_RETRIED,
+            operator=request.by,
+            resource=one.letter.resource,
+            capability=one.capability,
+            outcome=_outcome(one.letter, incident, one.action, one.warnings),
+            reason=request.reason,
+            key=one.key,
+            digest=digest,
+        )
+        for one in planned
+    ]
+    if audit.record_many(entries, at=incident.locked_at) != len(entries):
+        raise RuntimeError(f"an audit row of batch {batch.id} could not be written")
+
+
+def _told(one: _Planned) -> LetterResult:
+    return LetterResult(
+        letter_id=str(one.letter.id), status="planned", repair_id=str(one.action.id), warnings=tuple(one.warnings)
+    )
 
 
 @service
@@ -500,9 +589,13 @@ def _plan_retry(
     *,
     key: str,
     served: Served,
+    previous: UUID | None,
     batch: RepairBatch | None = None,
 ) -> tuple[RepairAction, list[str]]:
-    """Plan to send a locked letter's message again; raises the first refusal, with nothing changed."""
+    """Plan to send a locked letter's message again; raises the first refusal, with nothing changed.
+
+    The repair and what changes of the letter (state, outcome class and its reason) are for the caller to write.
+    """
     now = incident.locked_at
     warnings = refuse_unrepairable(
         letter,
@@ -524,7 +617,7 @@ def _plan_retry(
         letter=letter,
         incident=incident,
         batch=batch,
-        previous=_newest_repair(letter),
+        previous_id=previous,
         operation_key=_operation_key(request.by, ActionType.RETRY_MESSAGE, key, letter),
         state=ActionState.PLANNED,
         before=canonical_json({"outcome": str(letter.outcome_class), "state": str(letter.state)}),
@@ -540,13 +633,11 @@ def _plan_retry(
         new_task_id=str(new_id()),
         due_at=now,
     )
-    action.save(force_insert=True)
     letter.state = LetterState.RETRYING
     if was_ambiguous:
         # From here on the earlier attempts are known not to have taken effect, so they no longer count (C19).
         letter.outcome_class = OutcomeClass.SAFE
-        letter.outcome_reason = "an operator found that the earlier attempts had not taken effect"
-    letter.save(update_fields=["state", "outcome_class", "outcome_reason"])
+        letter.outcome_reason = NOT_HAPPENED
     return action, warnings
 
 
@@ -575,7 +666,7 @@ def _decide(
         action_type=action_type,
         letter=letter,
         incident=incident,
-        previous=_newest_repair(letter),
+        previous_id=_newest_repair(letter),
         operation_key=_operation_key(by, action_type, key, letter),
         state=ActionState.SUCCEEDED,
         before=canonical_json({"outcome": str(letter.outcome_class), "state": str(letter.state)}),
@@ -596,8 +687,9 @@ def _decide(
     return action
 
 
-def _newest_repair(letter: DeadLetter) -> RepairAction | None:
-    return RepairAction.objects.filter(letter=letter).newest_first().first()
+def _newest_repair(letter: DeadLetter) -> UUID | None:
+    newest: UUID | None = RepairAction.objects.filter(letter=letter).newest_first().values_list("id", flat=True).first()
+    return newest
 
 
 def _operation_key(by: Operator, action_type: ActionType, key: str, letter: DeadLetter) -> str:

@@ -17,6 +17,8 @@ from deadletters.journal.frames import ENTRY, FRAME, MARK, Kind, make_frame
 from opsconsole.core.clock import boot_now, wall_now
 
 SEGMENT_BYTES: Final = 4 << 20
+SYNC_SECONDS: Final = 0.25
+"""How long after one ``sync`` the next ones are left to the drainer: in a burst each would cost more than the rest."""
 _FILE_NAME: Final = re.compile(r"(?P<process>main|carry|child-\d+)\.(?P<segment>\d{6,})\.j")
 _FLUSH_BYTES: Final = 64 << 10
 _BACKLOG_BYTES: Final = 1 << 20
@@ -82,6 +84,7 @@ class JournalFile:
         self._backlog_bytes = 0
         self._lost = 0
         self._size = 0
+        self._synced_at = float("-inf")
         self._segment = 1 + max(
             (found[1] for name in os.listdir(folder) if (found := parse_file_name(name)) and found[0] == process),
             default=0,
@@ -99,16 +102,23 @@ class JournalFile:
         """False once closed, and in any fork of the process that opened it."""
         return self._descriptor >= 0
 
+    @property
+    def is_sync_due(self) -> bool:
+        """Whether ``append`` with ``sync`` would wait for the disk now."""
+        return boot_now() - self._synced_at >= SYNC_SECONDS
+
     def append(self, payload: bytes, *, buffered: bool = False, sync: bool = False) -> None:
         """Write one entry, together with the buffered ones before it.
 
         ``buffered`` keeps it until the next entry or ``flush``: only for what the broker still holds. ``sync`` returns
-        when the disk has it.
+        when the disk has it, unless that was waited for within ``SYNC_SECONDS``: then the drainer, which comes as
+        often, records it or syncs it (``WorkerFolder.sync``).
         """
         frame = FRAME.pack(MARK, len(payload), crc32(payload)) + payload
         with self._lock:
             if self._descriptor < 0:
                 return
+            sync = sync and self.is_sync_due
             if not (buffered or sync or self._buffer or self._backlog or self._lost):
                 self._write_one(frame)
                 return
@@ -177,6 +187,7 @@ class JournalFile:
             self._write_all(data)
             if sync:
                 os.fsync(self._descriptor)
+                self._synced_at = boot_now()
         except OSError as exc:
             self._keep_back(frames[1:] if lost else frames, already_counted=len(backlog))
             self._trouble(exc)

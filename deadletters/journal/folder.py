@@ -77,6 +77,18 @@ class WorkerFolder:
         """Bytes in it."""
         return _size_of(self.path)
 
+    def sync(self) -> None:
+        """Wait until the disk has all that its processes have written; raises ``OSError``."""
+        for path in self.files():
+            try:
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
     def is_alive(self) -> bool:
         """Whether any process of the worker still holds its file."""
         try:

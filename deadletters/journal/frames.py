@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, Final
 from zlib import crc32
 
 from deadletters.journal.events import ErrorReport, MessageState
+from opsconsole.core.canonical_json import make_encoder
 
 MARK: Final = b"\xf5J"
 FRAME: Final = struct.Struct(">2sII")
@@ -48,7 +48,7 @@ class Kind(IntEnum):
     CANCELLED = 17  # Celery stopped the job itself, on a cold shutdown or a lost connection; 1 if it acknowledges late
     GAP = 18  # entries before this one could not be written; JSON count
     CARRIED = 19  # length and name of a process, then a payload of it, moved here when its segment went
-    CLOSED = 20  # number and task id of deliveries that ended in segments that went; JSON
+    CLOSED = 20  # deliveries that had ended when segments went: ranges of numbers, and the last ones' task ids; JSON
 
 
 class End(IntEnum):
@@ -84,24 +84,7 @@ _STATES: Final = (MessageState.FULL, MessageState.TOO_LARGE, MessageState.TOO_DE
 _STATE_CODES: Final = {state: bytes((code,)) for code, state in enumerate(_STATES)}
 _NO_DIGEST: Final = bytes(32)
 
-_encoder: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False)
-
-
-def _make_fast_encoder() -> Callable[[Any], str]:
-    """Return the encoder's C core without the set-up that ``JSONEncoder.encode`` repeats for each small text."""
-    try:
-        core = json.encoder.c_make_encoder(  # type: ignore[attr-defined]
-            None, _encoder.default, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, True
-        )
-        if "".join(core([{"a": None}, 1.5, "\u00e4"], 0)) != '[{"a":null},1.5,"\\u00e4"]':
-            return _encoder.encode
-    except (AttributeError, TypeError):
-        return _encoder.encode
-    join = "".join
-    return lambda value: join(core(value, 0))
-
-
-encode_json: Final = _make_fast_encoder()
+encode_json: Final = make_encoder(sort_keys=False, ensure_ascii=True, allow_nan=True)
 """Any JSON value as short ASCII text."""
 
 

@@ -276,7 +276,7 @@ class Hooks:
         boot, wall = boot_now(), wall_now()
         number = next(self._numbers)
         values = request.request_dict
-        who = self._who(request)
+        who = self._who(lambda: _parts_of_request(request))
         identity = self._describe(values, who, _chord_of(request))
         # Among the properties, because Celery copies headers and delivery info into retries, and these nowhere.
         values["properties"] = {**(values.get("properties") or {}), TOKEN_KEY: (number, *who) if who else number}
@@ -344,7 +344,7 @@ class Hooks:
     @_guarded
     def _on_task_postrun(self, sender: Any = None, state: Any = None, retval: Any = None, **_: Any) -> None:
         file = self._file
-        if file is None:
+        if file is None or state == "FAILURE":
             return
         values = vars(sender.request)
         number, who = _token(values)
@@ -536,13 +536,19 @@ class Hooks:
         if file is None:
             return
         entry = ENTRY.pack(kind, number, boot_now(), wall_now())
+        is_final = kind not in _NOT_FINAL
+        # Of a job that just failed main writes the message before the broker forgets it. A copy here matters only if
+        # this entry reaches the disk before main's does, and that is when it is synced by itself. The other kinds may
+        # have no entry of main's at all: never announced, or never acknowledged.
+        is_copied = kind is not Kind.FAIL or not number or file.is_sync_due
+        has_copy = is_final and is_copied and args is not None and kwargs is not None
         body = report_part(
             self._describe(values, who, values.get("chord")),
             self._seal_error(error) if error else b"",
-            self._synthetic_message(values, args, kwargs) if args is not None and kwargs is not None else b"",
+            self._synthetic_message(values, args, kwargs) if has_copy else b"",
             flags,
         )
-        file.append(entry + body, sync=kind not in (Kind.RETRY, Kind.REVOKED))
+        file.append(entry + body, sync=is_final)
 
     def _report_message(self, kind: Kind, message: Any, error: ErrorReport) -> None:
         file = self._file
@@ -556,7 +562,9 @@ class Hooks:
         serial = self.folder.serial if self.folder else ""
         values["id"] = values.get("id") or properties.get("correlation_id") or f"message-{serial}.{number}"
         entry = ENTRY.pack(kind, number, boot_now(), wall_now())
-        body = report_part(self._describe(values, None, None), self._seal_error(error), self._message_part(message))
+        # Whose job it is can be told of a message that Celery could read, whether or not it knows the task.
+        who = self._who(lambda: _parts_of_message(message)) if kind is Kind.UNKNOWN else None
+        body = report_part(self._describe(values, who, None), self._seal_error(error), self._message_part(message))
         file.append(entry + body, sync=True)
 
     def _seal_error(self, error: ErrorReport) -> bytes:
@@ -642,13 +650,12 @@ class Hooks:
             self._queues[exchange, routing_key] = found
         return found
 
-    def _who(self, request: Any) -> tuple[str, str, str] | None:
+    def _who(self, parts: Callable[[], tuple[str, Any, Any, Mapping[str, Any]]]) -> tuple[str, str, str] | None:
+        """Ask the project whose a job is; ``parts`` gives what ``Identity`` takes, and may raise."""
         if self.identity is None:
             return None
         try:
-            tenant, actor_type, actor_id = self.identity(
-                request.request_dict.get("task"), request.args, request.kwargs, request.message.headers or {}
-            )
+            tenant, actor_type, actor_id = self.identity(*parts())
             return _short(tenant) or "default", _short(actor_type), _short(actor_id)
         except SoftTimeLimitExceeded:
             raise
@@ -696,6 +703,7 @@ _TROUBLE: Final = {
     "_on_worker_init": "opsconsole has no journal in this worker and captures nothing",
 }
 _END: Final = {end: bytes((end,)) for end in End}
+_NOT_FINAL: Final = (Kind.RETRY, Kind.REVOKED)
 # In a request beside the message's own headers.
 _NOT_HEADERS: Final = frozenset(
     {
@@ -789,6 +797,17 @@ def _check_starts_of(kind: type) -> None:
 
     kind.before_start = before_start  # type: ignore[attr-defined]
     setattr(kind, _WRAPPED, True)
+
+
+def _parts_of_request(request: Any) -> tuple[str, Any, Any, Mapping[str, Any]]:
+    return request.request_dict.get("task"), request.args, request.kwargs, request.message.headers or {}
+
+
+def _parts_of_message(message: Any) -> tuple[str, Any, Any, Mapping[str, Any]]:
+    headers = message.headers or {}
+    payload = message.payload
+    args, kwargs = payload[:2] if isinstance(payload, list | tuple) and len(payload) == 3 else (None, None)
+    return _text(headers.get("task")), args, kwargs, headers
 
 
 def _token(values: Mapping[str, Any]) -> tuple[int, tuple[str, ...] | None]:

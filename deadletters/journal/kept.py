@@ -10,12 +10,13 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
-from deadletters.journal.events import Caught, Delivery, Failed, MessageState
+from deadletters.journal.events import Caught, Delivery, ErrorReport, Failed, MessageState
 from deadletters.journal.folder import KEPT_FOLDER, JournalRoot
-from deadletters.journal.frames import error_from_json, error_to_json, make_frame, read_frames
+from deadletters.journal.frames import encode_json, make_frame, read_frames
 from opsconsole.core.clock import wall_now
 from opsconsole.core.sealing import Sealer, SealError
 
@@ -23,7 +24,11 @@ KEPT_CONTEXT: Final = b"opsconsole kept failure"
 
 _NAME: Final = re.compile(r"kept\.(?P<start>\d+)\.(?P<pid>\d+)\.j")
 _FILES_PER_SPAN: Final = 24
-_DELIVERY_FIELDS: Final = tuple(item.name for item in fields(Delivery))
+# The sealed message is the one that JSON cannot hold as it is.
+_FIELDS: Final = tuple(item.name for item in fields(Delivery) if item.name != "sealed")
+_values_of: Final = attrgetter(*_FIELDS)
+_AT_ONCE: Final = 50
+"""Failures sealed together: what is damaged loses no more, and one seal for each would cost five times as much."""
 
 
 class KeptFailures:
@@ -45,7 +50,9 @@ class KeptFailures:
 
     def keep(self, failed: Iterable[Failed]) -> None:
         """Append failures; raises ``OSError`` if the disk does not take them."""
-        data = b"".join(make_frame(self._sealer.seal(failed_to_json(item), KEPT_CONTEXT)) for item in failed)
+        listed = list(failed)
+        pages = (listed[start : start + _AT_ONCE] for start in range(0, len(listed), _AT_ONCE))
+        data = b"".join(make_frame(self._sealer.seal(failures_to_json(page), KEPT_CONTEXT)) for page in pages)
         if not data:
             return
         with self._lock:
@@ -67,9 +74,10 @@ class KeptFailures:
                 continue
             for _, _, payload in read_frames(data, final=True)[0]:
                 try:
-                    yield failed_from_json(self._sealer.open(payload, KEPT_CONTEXT))
+                    failures = failures_from_json(self._sealer.open(payload, KEPT_CONTEXT))
                 except (SealError, ValueError, KeyError, TypeError):
                     continue
+                yield from failures
 
     def expire(self) -> int:
         """Remove files past the age, then the oldest until the rest fits; return how many were removed."""
@@ -116,33 +124,44 @@ class KeptFailures:
         return [self.path / name for name in names]
 
 
-def failed_to_json(failed: Failed) -> bytes:
-    delivery: dict[str, Any] = {name: getattr(failed.delivery, name) for name in _DELIVERY_FIELDS}
-    delivery["sealed"] = base64.b64encode(failed.delivery.sealed).decode("ascii")
-    return json.dumps(
-        {
-            "delivery": delivery,
-            "caught": failed.caught,
-            "at_boot": failed.at_boot,
-            "at_wall": failed.at_wall,
-            "error": error_to_json(failed.error).decode("ascii"),
-            "never_started": failed.never_started,
-        },
-        separators=(",", ":"),
-    ).encode("ascii")
+def failures_to_json(failures: Iterable[Failed]) -> bytes:
+    """Return failures as JSON, for sealing: the names of a delivery's fields once, then a row of values for each."""
+    rows = []
+    for failed in failures:
+        error = failed.error
+        rows.append(
+            (
+                _values_of(failed.delivery),
+                base64.b64encode(failed.delivery.sealed).decode("ascii"),
+                failed.caught,
+                failed.at_boot,
+                failed.at_wall,
+                (error.error_class, error.text, error.traceback, error.call_site, error.classes),
+                failed.never_started,
+            )
+        )
+    return encode_json({"fields": _FIELDS, "failures": rows}).encode("ascii")
 
 
-def failed_from_json(data: bytes) -> Failed:
-    values = json.loads(data)
+def failures_from_json(data: bytes) -> list[Failed]:
+    """Return the failures that ``failures_to_json`` wrote; raises ``ValueError`` and the like for anything else."""
+    page = json.loads(data)
+    return [_failed_of(page["fields"], row) for row in page["failures"]]
+
+
+def _failed_of(names: list[str], row: list[Any]) -> Failed:
+    values, sealed, caught, at_boot, at_wall, error, never_started = row
     # A field that a newer release added is left out by an older one that reads its files.
-    delivery = {name: value for name, value in values["delivery"].items() if name in _DELIVERY_FIELDS}
-    delivery["sealed"] = base64.b64decode(delivery["sealed"])
-    delivery["message_state"] = MessageState(delivery["message_state"])
+    known = {name: value for name, value in zip(names, values, strict=True) if name in _FIELDS}
+    known["message_state"] = MessageState(known["message_state"])
+    error_class, text, traceback, call_site, classes = error
     return Failed(
-        delivery=Delivery(**delivery),
-        caught=Caught(values["caught"]),
-        at_boot=values["at_boot"],
-        at_wall=values["at_wall"],
-        error=error_from_json(values["error"].encode("ascii")),
-        never_started=values["never_started"],
+        delivery=Delivery(**known, sealed=base64.b64decode(sealed)),
+        caught=Caught(caught),
+        at_boot=at_boot,
+        at_wall=at_wall,
+        error=ErrorReport(
+            error_class=error_class, text=text, traceback=traceback, call_site=call_site, classes=tuple(classes)
+        ),
+        never_started=never_started,
     )

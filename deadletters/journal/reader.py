@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Iterable, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
@@ -55,7 +56,6 @@ FINISHED: Final = "*finished*"
 """Key in the offsets of a dead folder's last batch."""
 
 _CARRY: Final = "carry"
-_REMEMBERED: Final = 50_000
 _LOST_CLASS: Final = "billiard.exceptions.WorkerLostError"
 _LOST_CLASSES: Final = (_LOST_CLASS, "Exception", "BaseException")
 _CAUGHT: Final = {
@@ -74,13 +74,55 @@ _NEEDS_MESSAGE: Final = frozenset((Kind.FAIL, Kind.INTERNAL, Kind.EXPIRED))
 _FAILED_ENDS: Final = frozenset((End.REJECTED, End.REQUEUED_LATE))
 _FAILED_END_BYTES: Final = frozenset(bytes((end,)) for end in _FAILED_ENDS)
 _MAY_WAIT: Final = frozenset((*_NEEDS_MESSAGE, Kind.END))
-_CARRIED_CLOSED: Final = 1000
+# Only an entry without a number is known by its task's id, and it follows the one that it repeats at once.
+_REMEMBERED_IDS: Final = 5000
+_CARRIED_IDS: Final = 1000
 _MOST_DAMAGE: Final = 20
 _BAD_FRAME: Final = (ValueError, KeyError, IndexError, TypeError, struct.error, SealError, RecursionError)
 
 _Values = tuple[int, int, float, float]  # kind, number, boot clock, wall clock
 # (order, file, end offset, payload, start offset, values): order is the boot clock, never running backwards in a file.
 _Entry = tuple[float, str, int, bytes, int, _Values]
+
+
+class _Numbers:
+    """A set of delivery numbers, as ranges: what has ended is nearly all of what there was, however long that is."""
+
+    def __init__(self) -> None:
+        self._firsts: list[int] = []
+        self._lasts: list[int] = []
+
+    def __contains__(self, number: int) -> bool:
+        index = bisect_right(self._firsts, number) - 1
+        return index >= 0 and number <= self._lasts[index]
+
+    def add(self, number: int) -> None:
+        firsts, lasts = self._firsts, self._lasts
+        index = bisect_right(firsts, number)
+        if index and number <= lasts[index - 1]:
+            return
+        follows = index > 0 and lasts[index - 1] == number - 1
+        precedes = index < len(firsts) and firsts[index] == number + 1
+        if follows and precedes:
+            lasts[index - 1] = lasts.pop(index)
+            del firsts[index]
+        elif follows:
+            lasts[index - 1] = number
+        elif precedes:
+            firsts[index] = number
+        else:
+            firsts.insert(index, number)
+            lasts.insert(index, number)
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """Return first and last number of each range, in order."""
+        return list(zip(self._firsts, self._lasts, strict=True))
+
+    def add_ranges(self, ranges: Iterable[Sequence[int]]) -> None:
+        """Add what ``ranges`` of another set gave to this one, which is empty."""
+        for first, last in ranges:
+            self._firsts.append(first)
+            self._lasts.append(last)
 
 
 @dataclass(slots=True)
@@ -119,7 +161,8 @@ class FolderReader:
         self._order: dict[str, float] = {}
         self._pending: list[_Entry] = []
         self._open: dict[int, _Open] = {}
-        self._closed: dict[int, str] = {}
+        self._closed = _Numbers()
+        self._closed_ids: dict[int, str] = {}
         self._gaps = False
         self._behind: list[float] = []
         self._holders: dict[str, str] = {}
@@ -357,7 +400,9 @@ class FolderReader:
             self._head.update(head)
             return
         if kind == Kind.CLOSED:
-            self._closed.update(json.loads(body))
+            closed = json.loads(body)
+            self._closed.add_ranges(closed["ranges"])
+            self._closed_ids.update(closed["ids"])
             return
         if kind == Kind.GAP:
             self._gaps = True
@@ -520,7 +565,7 @@ class FolderReader:
         for number in sorted(self._open, reverse=True):
             if self._open[number].delivery.task_id == task_id:
                 return number
-        if task_id in self._closed.values():
+        if task_id in self._closed_ids.values():
             return None
         # Numbers count up from one; this one is as unique, and the same when the entry is read again.
         return (1 << 62) + (crc32(place[0].encode()) << 28) + place[1] % (1 << 28)
@@ -565,9 +610,10 @@ class FolderReader:
 
     def _close(self, number: int, item: _Open) -> None:
         self._open.pop(number, None)
-        self._closed[number] = item.delivery.task_id
-        if len(self._closed) > _REMEMBERED:
-            del self._closed[next(iter(self._closed))]
+        self._closed.add(number)
+        self._closed_ids[number] = item.delivery.task_id
+        if len(self._closed_ids) > _REMEMBERED_IDS:
+            del self._closed_ids[next(iter(self._closed_ids))]
 
     def _settle_open(self, number: int, item: _Open) -> None:
         delivery = item.delivery
@@ -693,8 +739,9 @@ class FolderReader:
         temporary = self.folder.path / f"{name}.new"
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode=0o600)
         with open(descriptor, "wb") as file:
-            # What ended there may still be followed by entries that repeat it.
-            closed = encode_json(list(self._closed.items())[-_CARRIED_CLOSED:]).encode()
+            # What ended there may have other entries in segments that stay: without its end it would look open.
+            ids = list(self._closed_ids.items())[-_CARRIED_IDS:]
+            closed = encode_json({"ranges": self._closed.ranges(), "ids": ids}).encode()
             at += file.write(make_frame(ENTRY.pack(Kind.CLOSED, 0, 0.0, 0.0) + closed))
             for item in self._open.values():
                 for index, place in enumerate(item.places):

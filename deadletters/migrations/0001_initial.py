@@ -57,7 +57,7 @@ class Migration(migrations.Migration):
                 ('first_seen_at', models.DateTimeField()),
                 ('last_seen_at', models.DateTimeField()),
                 ('closed_at', models.DateTimeField(null=True)),
-                ('incident', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='letters', to='ops_incidents.incident')),
+                ('incident', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='letters', db_index=False, to='ops_incidents.incident')),
             ],
         ),
         migrations.CreateModel(
@@ -176,8 +176,8 @@ class Migration(migrations.Migration):
                 ('error_text', models.TextField(db_default='')),
                 ('worker', models.CharField(db_default='', max_length=255)),
                 ('release', models.CharField(db_default='', max_length=100)),
-                ('letter', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='occurrences', to='ops_deadletters.deadletter')),
-                ('traceback', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='ops_deadletters.tracebacktext')),
+                ('letter', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='occurrences', db_index=False, to='ops_deadletters.deadletter')),
+                ('traceback', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', db_index=False, to='ops_deadletters.tracebacktext')),
             ],
         ),
         migrations.CreateModel(
@@ -245,6 +245,10 @@ class Migration(migrations.Migration):
             model_name='deadletter',
             index=models.Index(models.F('task_id'), name='ops_letter_task_id'),
         ),
+        migrations.AddIndex(
+            model_name='deadletter',
+            index=models.Index(models.F('job_id'), condition=models.Q(('job_id', models.F('task_id')), _negated=True), name='ops_letter_job_id'),
+        ),
         migrations.AddConstraint(
             model_name='deadletter',
             constraint=models.UniqueConstraint(fields=('tenant', 'source', 'fingerprint'), name='ops_letter_fingerprint'),
@@ -264,6 +268,10 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             model_name='occurrence',
             index=models.Index(models.F('letter'), models.OrderBy(models.F('happened_at'), descending=True), models.OrderBy(models.F('id'), descending=True), name='ops_occurrence_of_letter'),
+        ),
+        migrations.AddIndex(
+            model_name='occurrence',
+            index=models.Index(models.F('traceback'), name='ops_occurrence_traceback'),
         ),
         migrations.AddConstraint(
             model_name='occurrence',

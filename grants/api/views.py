@@ -32,7 +32,7 @@ class AuditList(OpsView):
         answer=paged(AuditEventSerializer),
     )
     def get(self, call: Call) -> Answer:
-        """Newest first, for who holds `audit.read`. `tenant=*` needs it for every tenant."""
+        """Newest first, for who holds `audit.read`. `tenant=*` needs it for every tenant. Reading it is audited."""
         chosen = dict(call.query)
         limit, cursor = chosen.pop("limit"), chosen.pop("cursor", None)
         wanted = selectors.AuditFilter(**chosen)

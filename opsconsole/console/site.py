@@ -21,10 +21,12 @@ from django.utils.cache import add_never_cache_headers
 from django.views.decorators.csrf import csrf_protect
 
 from deadletters.admin import ADMINS as DEAD_LETTER_ADMINS
+from grants.actions import Action
 from grants.admin import ADMINS as GRANT_ADMINS
-from grants.pages import OperatorAdmin
+from grants.pages import OperatorAdmin, held_by
 from opsconsole.console.machinery import machinery
 from opsconsole.core.errors import OpsError
+from opsconsole.middleware import named
 from repairs.admin import ADMINS as REPAIR_ADMINS
 
 View = Callable[..., HttpResponseBase]
@@ -68,6 +70,7 @@ class ConsoleSite(AdminSite):
         """Wrap a view of ours: sign-in first, refusals as pages, the policy on every answer.
 
         Marked as non-atomic: services open durable transactions, which a project's ``ATOMIC_REQUESTS`` would forbid.
+        Its request has an id, whether or not the project lists the middleware that gives one.
         """
         guarded = csrf_protect(view) if is_public else self.admin_view(view)
 
@@ -88,7 +91,7 @@ class ConsoleSite(AdminSite):
                 )
             return protect(response)
 
-        wrapped: Any = transaction.non_atomic_requests(inner)
+        wrapped: Any = transaction.non_atomic_requests(named(inner))
         wrapped.login_required = False  # sign-in is asked here, with this site's own login page
         return wrapped  # type: ignore[no-any-return]
 
@@ -121,6 +124,8 @@ class ConsoleSite(AdminSite):
             "environment": str(getattr(settings, "OPSCONSOLE_ENVIRONMENT", "")),
             "menu": self.menu(request) if is_in else [],
             "machinery": machinery() if is_in else None,
+            # The line says to everybody whether capture works; which hosts there are is for who may read something.
+            "sees_workers": is_in and Action.INSPECT in held_by(request),
             "is_popup": False,
         }
 

@@ -274,6 +274,11 @@ def _length(age: timedelta) -> str:
     return f"{seconds // 86_400} days"
 
 
+def again(is_replay: bool) -> str:
+    """Return the end of a sentence about a change: that a repeated request has repeated nothing."""
+    return ": that was done before, and nothing was repeated." if is_replay else "."
+
+
 def thousands(number: int | None) -> str:
     """Return a count with separators; "" for none."""
     return "" if number is None else f"{number:,}"

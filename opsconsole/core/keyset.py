@@ -13,7 +13,7 @@ import heapq
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Generic, TypeAlias, TypeVar
 from uuid import UUID
 
@@ -142,7 +142,7 @@ def _read_cursor(list_name: str, text: str, segments: int, types: tuple[str, ...
         if name != list_name or backwards not in (0, 1) or type(segment) is not int or not 0 <= segment < segments:
             raise ValueError
         return _Place(bool(backwards), segment, tuple(_KINDS[t](p) for t, p in zip(types, parts, strict=True)))
-    except (ValueError, TypeError, KeyError, binascii.Error, RecursionError):
+    except (ValueError, TypeError, KeyError, OverflowError, binascii.Error, RecursionError):
         raise InvalidFields([FieldError(parameter="cursor", detail="This is no cursor of this list.")]) from None
 
 
@@ -156,7 +156,8 @@ def _moment(part: Any) -> datetime:
     moment = datetime.fromisoformat(part)
     if moment.tzinfo is None:
         raise ValueError
-    return moment
+    # A moment at the ends of time overflows in another zone: here, where it is refused, and not in the database.
+    return moment.astimezone(UTC)
 
 
 def _text(part: Any) -> str:
@@ -169,5 +170,5 @@ _KINDS: dict[str, Callable[[Any], Any]] = {
     "CharField": _text,
     "SmallIntegerField": _integer,
     "DateTimeField": _moment,
-    "UUIDField": UUID,
+    "UUIDField": lambda part: UUID(_text(part)),
 }

@@ -28,7 +28,10 @@ DEFAULT_PATTERNS: tuple[str, ...] = (
     "password",
     "passwd",
     "passphrase",
+    "passcode",
+    "pass",
     "pwd",
+    "pin",
     "secret",
     "token",
     "api_key",
@@ -72,6 +75,10 @@ _CACHED_NAMES = 4_096
 _PAIR = re.compile(r"""(?<![\w.\-])([\w.\-]++)(?:\\{0,3}["'])?(?:\[?\])?[ \t]*(?:=>|:=|:(?![:/])|=(?!=))[ \t]*""")
 _TAG = re.compile(r"<([\w.:\-]++)[^<>]{0,200}>")
 _FLAG = re.compile(r"""(?<![\w\-])(--?[a-z][\w\-]*+)(?:["'],)?[ \t]+""", re.IGNORECASE)
+# The first of a pair, as a list of headers is printed: ('password', 'x').
+_MEMBER = re.compile(r"""(?<=[(\[])["']([\w.\-]++)["'],[ \t]*""")
+# What a database says of a row that it refuses: Key (email, password)=(a@b, x) already exists.
+_ROW = re.compile(r"\(([^()]{1,1000})\)=\([^()]*\)")
 _VALUE = re.compile(
     r"""[bru]{0,2}"(?:[^"\\]++|\\[\s\S])*+(?:"|\Z)"""
     r"""|[bru]{0,2}'(?:[^'\\]++|\\[\s\S])*+(?:'|\Z)"""
@@ -171,6 +178,10 @@ class Redactor:
                 value = self._hide_values(_FLAG, value)
             if "<" in value:
                 value = self._hide_values(_TAG, value)
+            if "(" in value or "[" in value:
+                value = self._hide_values(_MEMBER, value)
+            if ")=(" in value:
+                value = _ROW.sub(self._hide_row, value)
         if "://" in value and "@" in value:
             value = _URL_LOGIN.sub(rf"\1{REDACTED}@", value)
             value = _URL_TOKEN.sub(rf"\1{REDACTED}", value)
@@ -205,6 +216,11 @@ class Redactor:
             parts += (value[done : match.end()], f"{quote[1]}{REDACTED}{quote[1]}" if quote else REDACTED)
             done = secret.end()
         return "".join((*parts, value[done:])) if parts else value
+
+    def _hide_row(self, match: re.Match[str]) -> str:
+        names = match[1].split(",")
+        is_secret = any(self.is_secret_name(name.strip(' "')) for name in names)
+        return f"({match[1]})=({REDACTED})" if is_secret else match[0]
 
     def _ends_a_secret_name(self, match: re.Match[str]) -> bool:
         if self.is_secret_name(match[1]):
@@ -482,12 +498,14 @@ def decode_body(body: bytes | str, content_type: str, encoding: str) -> DecodedB
     if codec is None:
         return DecodedBody(error="undecodable")
     try:
-        document = json.loads(body if isinstance(body, str) else bytes(body).decode(codec))
+        text = body if isinstance(body, str) else bytes(body).decode(codec)
+        document = json.loads(text)
     except RecursionError:
         return DecodedBody(error="too_deep")
     except ValueError:  # also text that is not in its encoding, and integers over 4,300 digits, which no worker decodes
         return DecodedBody(error="undecodable")
-    if _is_deeper(document, MAX_DEPTH):
+    # A text with so few opening brackets, as nearly all have, cannot be deeper.
+    if text.count("[") + text.count("{") > MAX_DEPTH and _is_deeper(document, MAX_DEPTH):
         return DecodedBody(error="too_deep")
     return _message(document)
 

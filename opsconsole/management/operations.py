@@ -26,6 +26,7 @@ from opsconsole.core.errors import OpsError
 from opsconsole.core.ids import new_id
 from opsconsole.core.keyset import Page
 from opsconsole.core.problems import problem_of
+from opsconsole.core.safe_text import mark_unsafe
 
 WIDEST = 60
 
@@ -67,7 +68,7 @@ class OperationsCommand(BaseCommand):
         if as_json:
             text = json.dumps(problem_of(refusal).document, cls=DjangoJSONEncoder)
         else:
-            text = f"{refusal.code}: {refusal.detail}"
+            text = mark_unsafe(f"{refusal.code}: {refusal.detail}")
         self.stderr.write(text, style_func=lambda plain: plain)
         sys.exit(1)
 
@@ -76,7 +77,7 @@ class OperationsCommand(BaseCommand):
         if options["as_json"]:
             self.stdout.write(json.dumps(serializer.data, cls=DjangoJSONEncoder))
         else:
-            self.stdout.write("\n".join(lines))
+            self.stdout.write(mark_unsafe("\n".join(lines)))
 
     def answer_page(
         self,
@@ -181,8 +182,9 @@ def facts(pairs: Iterable[tuple[str, Any]]) -> list[str]:
 def _cell(value: Any, most: int | None = WIDEST) -> str:
     if isinstance(value, datetime):
         return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
-    # A terminal obeys what a job's error text may hold; stored texts are clean of that, line breaks are left.
-    text = " ".join(str(value).split()) if most else str(value)
+    # A terminal obeys escape codes. A job's texts are stored clean of them, but what an operator typed, such as a
+    # reason, is kept to the letter. Line breaks are left.
+    text = mark_unsafe(" ".join(str(value).split()) if most else str(value))
     return text if most is None or len(text) <= most else f"{text[: most - 1]}…"
 
 

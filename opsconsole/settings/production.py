@@ -71,7 +71,7 @@ with env.gathering():
     # Said for this host only; its subdomains may be other people's.
     SECURE_HSTS_INCLUDE_SUBDOMAINS = env.flag("OPSCONSOLE_HSTS_SUBDOMAINS", False)
     SECURE_SSL_REDIRECT = env.flag("OPSCONSOLE_SSL_REDIRECT", True)
-    SECURE_REDIRECT_EXEMPT = [r"^healthz$", r"^readyz$", r"^metrics$"]  # asked over plain HTTP from next door
+    SECURE_REDIRECT_EXEMPT = [r"^healthz$", r"^readyz$"]  # asked over plain HTTP from next door
     # Whoever reaches us past the proxy could send these headers too, so they count only when asked for.
     if env.flag("OPSCONSOLE_BEHIND_PROXY", False):
         SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")

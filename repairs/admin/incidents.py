@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -15,10 +16,10 @@ from deadletters.models import DeadLetter, LetterState
 from grants.actions import Action
 from grants.operators import Operator
 from grants.pages import Allowed, Confirmation, Section, operator_of, posted_ids, posted_key, require
-from incidents.admin import Button, Buttons, IncidentAdmin, Moment, again, incident_name, seen, with_version
-from incidents.errors import IncidentNotFound
+from incidents.admin import Button, Buttons, IncidentAdmin, TimelineLine, incident_name, seen, with_version
+from incidents.errors import IncidentChanged, IncidentNotFound
 from incidents.models import Incident
-from opsconsole.core.admin import CURSOR, NotAListParameter, keyset_page, thousands
+from opsconsole.core.admin import CURSOR, NotAListParameter, again, keyset_page, thousands
 from opsconsole.core.database import database_now
 from opsconsole.core.errors import OpsError
 from repairs.admin.words import (
@@ -29,7 +30,7 @@ from repairs.admin.words import (
     repair_rows,
     sections_for,
 )
-from repairs.errors import MessageExpired
+from repairs.errors import LetterNotFound, MessageExpired, SelectionInvalid, TooMany
 from repairs.models import ActionState, ActionType, ProviderAnswer, RepairAction
 from repairs.prospects import (
     Checked,
@@ -44,7 +45,7 @@ from repairs.prospects import (
     select_open,
 )
 from repairs.refusals import Served
-from repairs.services import BatchMutation, close_letter_as_done, retry_incident, retry_letter
+from repairs.services import MOST_LETTERS, BatchMutation, close_letter_as_done, retry_incident, retry_letter
 
 LETTERS_SHOWN = 25
 REPAIRS_SHOWN = 20
@@ -121,6 +122,7 @@ class RepairableIncidentAdmin(IncidentAdmin):
             "repairs": repair_rows(repairs, site=site),
             "repairs_shown": REPAIRS_SHOWN,
             "no_worker_seen": not served.has_nodes,
+            "policy": served.policies.for_task(incident.job_type),
             "latest": latest,
         }
 
@@ -154,14 +156,14 @@ class RepairableIncidentAdmin(IncidentAdmin):
                 )
             )
 
-    def latest_change(self, incident: Incident) -> Moment | None:
+    def latest_change(self, incident: Incident) -> TimelineLine | None:
         """Look at repairs as well."""
         found = super().latest_change(incident)
         action = RepairAction.objects.filter(incident=incident).newest_first().first()
         if action is None or (found is not None and found.at >= action.planned_at):
             return found
         what = f"chose “{ACTION_WORDS[ActionType(action.action_type)]}” for a job of it"
-        return Moment(at=action.planned_at, who=action.planned_by_name or action.planned_by, what=what)
+        return TimelineLine(at=action.planned_at, who=action.planned_by_name or action.planned_by, what=what)
 
     # -- retry one -----------------------------------------------------------------------------------------------------
 
@@ -230,8 +232,10 @@ class RepairableIncidentAdmin(IncidentAdmin):
         require(by, Action.DEAD_LETTERS_RETRY, incident.resource, IncidentNotFound())
         if request.method != "POST":
             return self.confirm(request, self.asking_all(incident))
-        run, _ = posted_ids(request.POST.get("run", "").split())
-        asked_about, _ = posted_ids(request.POST.get("asked", "").split())
+        try:
+            run, asked_about = chosen_ids(incident, request.POST)
+        except OpsError as refusal:
+            return self.refuse(request, refusal, incident_id=object_id)
         form = RetryForm(request.POST, asks=len(asked_about))
         if not form.is_valid():
             asked = self.asking_all(incident, form=form, key=request.POST.get("idempotency_key", ""))
@@ -270,7 +274,9 @@ class RepairableIncidentAdmin(IncidentAdmin):
             )  # fmt: skip
             parts.append(batch_words(done))
         if asked_about and answer == ProviderAnswer.ALREADY_HAPPENED:
-            parts.append(close_as_done(asked_about, reference, by=by, key=key))
+            # A retry has compared the version already, and may have taken the incident since.
+            versioned = None if chosen else request.POST
+            parts.append(close_as_done(incident_id, asked_about, reference, versioned, by=by, key=key))
         elif asked_about and not again_too:
             parts.append(f"{thousands(len(asked_about))} left as they are.")
         return " ".join(parts) or "Nothing was chosen, and nothing was changed."
@@ -305,12 +311,36 @@ class RepairableIncidentAdmin(IncidentAdmin):
 
 
 def retry_form(chosen: Checked, data: Any = None) -> RetryForm:
-    """Return the questions that one job raises; none at all for most."""
+    """Return the questions that one job raises, none at all for most; and those that ``data`` has answers to.
+
+    Once answered, the job raises them no more. The same form sent again has to be read as it was, to be a replay (A9).
+    """
+    sent = data if data is not None else {}
+    is_open_question = (
+        chosen.letter.outcome_class == Prospect.AMBIGUOUS.value and chosen.letter.state == LetterState.OPEN
+    )
     return RetryForm(
         data,
-        asks=int(chosen.letter.outcome_class == Prospect.AMBIGUOUS.value and chosen.letter.state == LetterState.OPEN),
-        expired=isinstance(chosen.refusal, MessageExpired),
+        asks=int(is_open_question or "answer" in sent),
+        expired=isinstance(chosen.refusal, MessageExpired) or "run_expired" in sent,
     )
+
+
+def chosen_ids(incident: Incident, posted: Mapping[str, Any]) -> tuple[list[UUID], list[UUID]]:
+    """Return the jobs that a form about a whole incident would run, and those that it asked about.
+
+    Raises ``SelectionInvalid``, ``TooMany``, or ``LetterNotFound`` for one that it asked about and that is not one of
+    the incident's; those to run are looked up by their service.
+    """
+    (run, bad), (asked_about, worse) = (posted_ids(str(posted.get(name, "")).split()) for name in ("run", "asked"))
+    if bad or worse:
+        raise SelectionInvalid(detail="The form names a failed job by what is no id.")
+    if len(run) + len(asked_about) > MOST_LETTERS:
+        raise TooMany(found=len(run) + len(asked_about), most=MOST_LETTERS)
+    own = DeadLetter.objects.filter(incident=incident, id__in=asked_about).values_list("id", flat=True)
+    if asked_about and len(own) != len(asked_about):
+        raise LetterNotFound
+    return run, asked_about
 
 
 def carry_out(request: HttpRequest, letter: DeadLetter, answers: Mapping[str, Any], *, by: Operator) -> str:
@@ -340,18 +370,41 @@ def carry_out(request: HttpRequest, letter: DeadLetter, answers: Mapping[str, An
     return f"1 job is on its way ({letter_name(letter)}): Sent, awaiting result{again(sent.idempotent_replay)}"
 
 
-def close_as_done(letter_ids: list[UUID], reference: str, *, by: Operator, key: str) -> str:
-    """Close several jobs as already happened, one service call each; returns how it went."""
+def close_as_done(
+    incident_id: UUID,
+    letter_ids: list[UUID],
+    reference: str,
+    versioned: Mapping[str, Any] | None,
+    *,
+    by: Operator,
+    key: str,
+) -> str:
+    """Close several jobs of an incident as already happened, one service call each; returns how it went.
+
+    ``versioned`` is what was posted of the incident as it was looked at: until the first job is closed, it has to
+    stand so still (raises ``IncidentChanged``); from then on it changes by what is done here.
+    """
+
+    def close(letter_id: UUID, version: int | None = None) -> None:
+        close_letter_as_done(
+            letter_id=letter_id,
+            by=by,
+            key=f"{key}:{letter_id}",
+            reason=f"It had already happened: {reference}"[:500],
+            reference=reference,
+            version=version,
+        )
+
     refusals: Counter[str] = Counter()
     for letter_id in letter_ids:
         try:
-            close_letter_as_done(
-                letter_id=letter_id,
-                by=by,
-                key=f"{key}:{letter_id}",
-                reason=f"It had already happened: {reference}"[:500],
-                reference=reference,
-            )
+            if versioned is None:
+                close(letter_id)
+            else:
+                with_version(versioned, incident_id, partial(close, letter_id))
+                versioned = None
+        except IncidentChanged:
+            raise
         except OpsError as refusal:
             refusals[refusal.detail] += 1
     done = len(letter_ids) - refusals.total()

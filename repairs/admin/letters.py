@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -24,9 +26,9 @@ from grants.pages import (
     posted_key,
     require,
 )
-from incidents.admin import Button, Buttons, again, incident_name, seen, with_version
+from incidents.admin import Button, Buttons, incident_name, seen, with_version
 from incidents.models import Incident
-from opsconsole.core.admin import thousands
+from opsconsole.core.admin import again, thousands
 from opsconsole.core.database import database_now
 from opsconsole.core.errors import OpsError
 from opsconsole.core.ids import new_id
@@ -34,9 +36,9 @@ from repairs.admin.incidents import carry_out, refused_words, retry_form
 from repairs.admin.words import DoneForm, ReasonForm, repair_rows, sections_for
 from repairs.errors import LetterNotFound
 from repairs.models import RepairAction
-from repairs.prospects import FULLY_CHECKED, Checked, Prospect, check_letter, check_letters, prospect_of
+from repairs.prospects import FULLY_CHECKED, Checked, Prospect, check_letter, prospect_of
 from repairs.refusals import Served
-from repairs.services import close_letter_as_done, discard_letter, retry_letter
+from repairs.services import LetterMutation, close_letter_as_done, discard_letter, retry_letter
 
 RETRY_SELECTED = "retry_selected"
 REPAIRS_SHOWN = 50
@@ -133,95 +135,79 @@ class RepairableLetterAdmin(DeadLetterAdmin):
         letter = self.visible(request, object_id)
         by = operator_of(request)
         require(by, Action.DEAD_LETTERS_RETRY, letter.resource, LetterNotFound())
-        title = f"Close {letter_name(letter)} as already happened?"
         section = Section(
             heading="It will not run again",
             tone="warn",
-            text="You state that its work has been done. Its stored message is kept for the usual time.",
+            text="You state that its work has been done. Its record, its message and its history stay.",
         )
-        if request.method != "POST":
-            return self.confirm(request, self.deciding(letter, title, "Close as done", [section], DoneForm()))
-        form = DoneForm(request.POST)
-        if not form.is_valid():
-            asked = self.deciding(letter, title, "Close as done", [section], form, posted=request.POST)
-            return self.confirm(request, asked, status=400)
-        try:
-            key = posted_key(request)
-            done = with_version(
-                request.POST,
-                letter.incident_id,
-                lambda version: close_letter_as_done(
-                    letter_id=object_id, by=by, key=key, version=version, **form.cleaned_data
-                ),
-            )
-        except OpsError as refusal:
-            return self.refuse(request, refusal, letter)
-        text = f"{letter_name(letter)} is closed as already happened{again(done.idempotent_replay)}"
-        messages.success(request, text)
-        return HttpResponseRedirect(self.url("page", object_id))
+        asked = Confirmation(
+            title=f"Close {letter_name(letter)} as already happened?",
+            submit="Close as done",
+            cancel_url=self.url("page", letter.id),
+            sections=[section],
+            form=DoneForm(request.POST or None),
+        )
+        return self.decide(request, letter, asked, close_letter_as_done, "closed as already happened")
 
     def discard_view(self, request: HttpRequest, object_id: UUID) -> HttpResponse:
         """Give a job up for good."""
         letter = self.visible(request, object_id)
         by = operator_of(request)
         require(by, Action.DEAD_LETTERS_DISCARD, letter.resource, LetterNotFound())
-        title = f"Discard {letter_name(letter)}?"
         section = Section(
             heading="This cannot be undone",
             tone="bad",
             text="Its message is removed now, so it can never run again. Its record and its history stay.",
         )
-        if request.method != "POST":
-            asked = self.deciding(letter, title, "Discard it for good", [section], ReasonForm(), is_danger=True)
-            return self.confirm(request, asked)
-        form = ReasonForm(request.POST)
-        if not form.is_valid():
-            asked = self.deciding(
-                letter, title, "Discard it for good", [section], form, is_danger=True, posted=request.POST
+        asked = Confirmation(
+            title=f"Discard {letter_name(letter)}?",
+            submit="Discard it for good",
+            cancel_url=self.url("page", letter.id),
+            sections=[section],
+            form=ReasonForm(request.POST or None),
+            is_danger=True,
+        )
+        return self.decide(request, letter, asked, discard_letter, "discarded")
+
+    def decide(
+        self,
+        request: HttpRequest,
+        letter: DeadLetter,
+        asked: Confirmation,
+        service: Callable[..., LetterMutation],
+        done_words: str,
+    ) -> HttpResponse:
+        """Show the confirmation of a decision about one job, or take the decision by its service."""
+        if request.method != "POST" or asked.form is None or not asked.form.is_valid():
+            return self.confirm(
+                request, self.deciding(letter, asked, request.POST), status=400 if request.method == "POST" else 200
             )
-            return self.confirm(request, asked, status=400)
+        answers = asked.form.cleaned_data
+        by = operator_of(request)
         try:
             key = posted_key(request)
             done = with_version(
                 request.POST,
                 letter.incident_id,
-                lambda version: discard_letter(
-                    letter_id=object_id, by=by, key=key, version=version, **form.cleaned_data
-                ),
+                lambda version: service(letter_id=letter.id, by=by, key=key, version=version, **answers),
             )
         except OpsError as refusal:
             return self.refuse(request, refusal, letter)
-        messages.success(request, f"{letter_name(letter)} is discarded{again(done.idempotent_replay)}")
-        return HttpResponseRedirect(self.url("page", object_id))
+        messages.success(request, f"{letter_name(letter)} is {done_words}{again(done.idempotent_replay)}")
+        return HttpResponseRedirect(asked.cancel_url)
 
-    def deciding(
-        self,
-        letter: DeadLetter,
-        title: str,
-        submit: str,
-        sections: list[Section],
-        form: ReasonForm,
-        *,
-        is_danger: bool = False,
-        posted: Any = None,
-    ) -> Confirmation:
-        """Return the confirmation of a decision; one about a job that is not open any more has no button."""
-        hidden = seen(letter.incident)
+    def deciding(self, letter: DeadLetter, asked: Confirmation, posted: Mapping[str, Any]) -> Confirmation:
+        """Return the confirmation with what was seen; one about a job that is not open any more has no button.
+
+        A form that was filled in wrongly keeps its key and what was seen when it was opened.
+        """
         if letter.state != LetterState.OPEN:
             note = "It does not wait for a decision any more; its page says how it stands."
-            return Confirmation(title=title, submit="", cancel_url=self.url("page", letter.id), note=note)
-        if posted is not None:
+            return replace(asked, submit="", sections=[], form=None, is_danger=False, note=note)
+        hidden = seen(letter.incident)
+        if posted:
             hidden = {name: str(posted.get(name, "")) for name in hidden}
-        return Confirmation(
-            title=title,
-            submit=submit,
-            cancel_url=self.url("page", letter.id),
-            sections=sections,
-            form=form,
-            hidden=hidden,
-            is_danger=is_danger,
-            key=str(posted.get("idempotency_key", "")) if posted is not None else "",
-        )
+        return replace(asked, hidden=hidden, key=str(posted.get("idempotency_key", "")))
 
     def refuse(self, request: HttpRequest, refusal: OpsError, letter: DeadLetter) -> HttpResponse:
         """Answer a refused change: by the site for what is not theirs, else with the reason and the new state."""
@@ -331,16 +317,13 @@ class RepairableLetterAdmin(DeadLetterAdmin):
         now = database_now()
         served = {source: Served.by(source, now) for source in {one.source for one in letters}}
         checked = []
-        whole: dict[UUID, Checked] = {}
+        whole: dict[UUID, DeadLetter] = {}
         if len(letters) <= FULLY_CHECKED:
-            whole = {
-                found.letter.id: found
-                for one in letters
-                for found in check_letters([one], one.incident, served[one.source])
-            }
+            whole = DeadLetter.objects.select_related("message", "incident").in_bulk([one.id for one in letters])
         for one in letters:
             if one.id in whole:
-                checked.append(whole[one.id])
+                found = whole[one.id]
+                checked.append(check_letter(found, found.incident, served=served[one.source], now=now))
             elif one.state != LetterState.OPEN:
                 checked.append(Checked(letter=one, prospect=Prospect.BLOCKED, remark=f"It is: {self.state(one)}."))
             else:

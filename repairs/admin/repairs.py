@@ -22,8 +22,8 @@ from grants.pages import (
     require,
     require_readable,
 )
-from incidents.admin import Button, Buttons, TenantFilter, again, incident_name
-from opsconsole.core.admin import ChoiceFilter, ago
+from incidents.admin import Button, Buttons, TenantFilter, incident_name
+from opsconsole.core.admin import ChoiceFilter, again, ago
 from opsconsole.core.errors import OpsError
 from repairs.admin.words import ACTION_WORDS, STATE_WORDS, letter_url, repair_words
 from repairs.errors import RepairNotFound

@@ -11,7 +11,7 @@ from django import forms
 from django.urls import reverse
 from django.utils import timezone
 
-from deadletters.admin import OUTCOME_WORDS, letter_name
+from deadletters.admin import letter_name
 from grants.pages import Section
 from opsconsole.core.admin import ago, thousands
 from repairs.models import ActionState, ActionType, ProviderAnswer, RepairAction
@@ -126,11 +126,6 @@ def _because(found: list[Checked]) -> str:
     because = "; ".join(reasons[:3]) or "nobody knows how far its last attempt came"
     many = "They" if len(found) != 1 else "It"
     return f"{many} may already have happened, because: {because}. Without looking, the work may be done twice."
-
-
-def outcome_words(outcome: str) -> str:
-    """Return an outcome class in words."""
-    return OUTCOME_WORDS.get(outcome, outcome)
 
 
 class RetryForm(forms.Form):

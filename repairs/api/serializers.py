@@ -14,6 +14,7 @@ from deadletters.api.serializers import (
     OccurrenceSerializer,
     OutcomeCountsSerializer,
 )
+from deadletters.policy import TaskPolicySpec
 from incidents.api.serializers import EpisodeSerializer, IncidentFullSerializer
 from opsconsole.core.errors import OpsError
 from opsconsole.core.rest import BodySerializer, Choices, Document, Flag, Id, Moment, PageQuery, Text, WholeNumber
@@ -181,6 +182,10 @@ class MoreLinksSerializer(serializers.Serializer[Any]):
 class IncidentPageSerializer(IncidentFullSerializer):
     """One incident, the letters waiting for a decision, its newest letters and repairs, and how it ended before."""
 
+    team = serializers.CharField(help_text="Whose task it is, as the task's policy says; empty if none does.")
+    runbook = serializers.CharField(
+        help_text="An http or https address, as the task's policy says; empty if none does."
+    )
     waiting = OutcomeCountsSerializer(help_text="Its letters that wait for a decision, by outcome class.")
     letters = LetterSerializer(many=True)
     repair_actions = RepairSerializer(many=True)
@@ -190,10 +195,12 @@ class IncidentPageSerializer(IncidentFullSerializer):
     def to_representation(self, instance: Any) -> dict[str, Any]:
         """Return the page; the incident's own fields stand at the top."""
         page: IncidentPage = instance["page"]
-
+        policy: TaskPolicySpec = instance["policy"]
         shown = IncidentFullSerializer(page.incident).data
         return {
             **shown,
+            "team": policy.team,
+            "runbook": policy.runbook,
             "waiting": OutcomeCountsSerializer(page.outcomes).data,
             "letters": LetterSerializer(page.letters, many=True).data,
             "repair_actions": RepairSerializer(page.repairs, many=True).data,
@@ -215,7 +222,6 @@ class RetryPreviewSerializer(serializers.Serializer[Any]):
 
     refusal = RefusalSerializer(allow_null=True)
     warnings = serializers.ListField(child=serializers.CharField())
-    retryable_until = Moment(allow_null=True, help_text="When its message will be removed, if that is known.")
 
 
 class LetterPageSerializer(LetterFullSerializer):

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from django.urls import reverse
 
+from deadletters.selectors import task_policies
 from grants.errors import ReasonInvalid
 from grants.rest import Answer, Call, OpsView, operation, representation_tag
 from incidents.errors import IncidentChanged, IncidentNotFound, IncidentResolved
@@ -38,6 +39,7 @@ LETTER = {"tag": "dead-letters", "answer": LetterMutationSerializer, "is_mutatio
 DECIDED = (errors.LetterNotFound, errors.JobOvertaken, IncidentChanged)
 UNRETRYABLE = (
     errors.LetterSetAside,
+    errors.LetterTooOld,
     errors.MessageNotCaptured,
     errors.MessageTooDeep,
     errors.MessageSealedWithUnknownKey,
@@ -66,7 +68,7 @@ class IncidentDetail(OpsView):
             "repair_actions": f"{_path('repair-actions')}?incident={incident_id}",
             "timeline": _path("incident-timeline", incident_id=incident_id),
         }
-        shown = {"page": page, "links": links}
+        shown = {"page": page, "policy": task_policies().for_task(page.incident.job_type), "links": links}
         document = IncidentPageSerializer(shown).data
         tag = representation_tag(incident_id, page.incident.version, document)
         return Answer(value=shown, document=document, etag=tag)

@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.utils.html import escape
 
 from deadletters.models import DeadLetter, LetterState
 from grants.actions import Action
 from grants.models import AuditEvent
 from incidents.models import Incident
 from incidents.services import acknowledge_incident
+from opsconsole.core.ids import new_id
 from repairs.models import ActionState, RepairAction
 from tests.admin.conftest import SignIn
 from tests.admin.tools import confirm, fail_again, hidden_fields, mark_sent, newest_repair, succeed, text_of
@@ -45,6 +49,19 @@ def test_the_page_says_what_how_many_since_when_and_who(letter: DeadLetter, cast
         "Failed jobs needing a decision", "system opened it",
     ):  # fmt: skip
         assert said in text, said
+
+
+def test_the_page_names_the_team_and_links_the_runbook_of_the_tasks_policy(
+    letter: DeadLetter, cast: Cast, sign_in: SignIn, settings: Any
+) -> None:
+    client = sign_in(cast.olga)
+    assert "Runbook" not in text_of(client.get(_url(letter.incident)).content.decode())
+    address = 'https://runbooks.example/"><script>alert(1)</script>'
+    settings.OPSCONSOLE_TASK_POLICIES = [{"pattern": "shop.*", "team": "Mail <b>", "runbook": address}]
+    page = client.get(_url(letter.incident)).content.decode()
+    assert "Team Mail <b> · Runbook" in text_of(page)
+    assert f'<a href="{escape(address)}" rel="noopener noreferrer">Runbook</a>' in page
+    assert "<script>alert" not in page
 
 
 def test_the_primary_button_is_the_next_step(letter: DeadLetter, cast: Cast, sign_in: SignIn) -> None:
@@ -99,12 +116,13 @@ def test_closing_without_repair_needs_its_own_grant(letter: DeadLetter, cast: Ca
 def test_closing_without_repair_states_the_number_and_wants_code_and_summary(
     letter: DeadLetter, cast: Cast, sign_in: SignIn
 ) -> None:
-    """A11."""
+    """A11: and promises nothing of what happens later."""
     dead_letter()
     client = sign_in(cast.ada)
     page = client.get(_url(letter.incident, "close/"))
     text = text_of(page.content.decode())
     assert "Close without repairing 2 jobs" in text
+    assert "retried from its own page. A new failure" in text
     assert "development" in text
     form = page.context["asked"].form
     assert (form["code"].value(), form["summary"].value()) == (None, None)
@@ -220,6 +238,25 @@ def test_retrying_one_shows_it_and_sends_it_once(letter: DeadLetter, cast: Cast,
     assert Incident.objects.get().acknowledged_by == cast.olga.ref
 
 
+@pytest.mark.parametrize("answer", ["did_not_happen", "already_happened"])
+@pytest.mark.parametrize("suffix", ["retry-one/", "retry/"])
+def test_an_answered_retry_that_is_sent_twice_is_a_replay(
+    suffix: str, answer: str, cast: Cast, sign_in: SignIn
+) -> None:
+    """A9: what the job asked is not asked any more after the first time, and is read all the same."""
+    letter = dead_letter(ambiguous=True)
+    client = sign_in(cast.olga)
+    url = _url(letter.incident, suffix)
+    sent = hidden_fields(client.get(url).content.decode()) | {"answer": answer, "reference": "mailhub log 12:03"}
+    assert client.post(url, sent).status_code == 302
+    written = (AuditEvent.objects.count(), Incident.objects.get().version)
+    again = client.post(url, sent, follow=True)
+    assert again.status_code == 200
+    assert "was not changed" not in text_of(again.content.decode())
+    assert (AuditEvent.objects.count(), Incident.objects.get().version) == written
+    assert RepairAction.objects.count() == 1
+
+
 def test_two_tabs_send_one_job_once(letter: DeadLetter, cast: Cast, sign_in: SignIn) -> None:
     """C17: the second tab has another key, and is told what became of the job."""
     client = sign_in(cast.olga)
@@ -228,7 +265,7 @@ def test_two_tabs_send_one_job_once(letter: DeadLetter, cast: Cast, sign_in: Sig
     assert first["idempotency_key"] != second["idempotency_key"]
     client.post(url, first)
     answer = client.post(url, second)
-    assert answer.status_code in (409, 412)
+    assert answer.status_code == 412
     assert "olga" in text_of(answer.content.decode())
     assert RepairAction.objects.count() == 1
 
@@ -286,6 +323,61 @@ def test_it_already_happened_closes_it_and_runs_the_others(cast: Cast, sign_in: 
     assert DeadLetter.objects.get(id=ambiguous.id).state == LetterState.ALREADY_DONE
     assert RepairAction.objects.filter(action_type="retry_message").count() == len(safe)
     assert RepairAction.objects.count() == len(safe) + 1
+
+
+def test_closing_as_happened_rests_on_what_was_looked_at(cast: Cast, sign_in: SignIn) -> None:
+    """Whether or not there is anything to run beside it; the incident is somebody else's by now."""
+    letter = dead_letter(ambiguous=True)
+    client = sign_in(cast.olga)
+    url = _url(letter.incident, "retry/")
+    sent = hidden_fields(client.get(url).content.decode()) | {"answer": "already_happened", "reference": "log"}
+    acknowledge_incident(incident_id=letter.incident_id, by=cast.ada, key="k")
+    answer = client.post(url, sent)
+    assert answer.status_code == 412
+    assert "ada took it" in text_of(answer.content.decode())
+    assert DeadLetter.objects.get().state == LetterState.OPEN
+    assert not RepairAction.objects.exists()
+
+
+def test_several_are_closed_as_happened_although_the_first_changes_the_incident(cast: Cast, sign_in: SignIn) -> None:
+    letters = [dead_letter(ambiguous=True) for _ in range(3)]
+    client = sign_in(cast.olga)
+    answers = {"answer": "already_happened", "reference": "log"}
+    answer = confirm(client, _url(letters[0].incident, "retry/"), answers, follow=True)
+    assert "3 closed as already happened." in text_of(answer.content.decode())
+    assert {one.state for one in DeadLetter.objects.all()} == {LetterState.ALREADY_DONE}
+
+
+@pytest.mark.parametrize("tenant", ["default", "t-b"])
+def test_only_jobs_of_the_incident_are_closed_from_its_page(tenant: str, cast: Cast, sign_in: SignIn) -> None:
+    """GRA-02: not those of another one, whether or not the operator could close them from there."""
+    letter, other = dead_letter(ambiguous=True), dead_letter(ambiguous=True, tenant=tenant, task="shop.other")
+    assert letter.incident_id != other.incident_id
+    client = sign_in(cast.ada)
+    url = _url(letter.incident, "retry/")
+    sent = hidden_fields(client.get(url).content.decode()) | {"answer": "already_happened", "reference": "log"}
+    assert client.post(url, sent | {"asked": f"{letter.id} {other.id}"}).status_code == 404
+    assert {one.state for one in DeadLetter.objects.all()} == {LetterState.OPEN}
+
+
+@pytest.mark.parametrize("name", ["run", "asked"])
+def test_a_form_that_names_no_ids_or_too_many_changes_nothing(
+    name: str, letter: DeadLetter, cast: Cast, sign_in: SignIn
+) -> None:
+    """Nothing is left out in silence, and one request does at most what one page can show."""
+    client = sign_in(cast.olga)
+    url = _url(letter.incident, "retry/")
+    sent = hidden_fields(client.get(url).content.decode()) | {"answer": "already_happened", "reference": "log"}
+    broken = client.post(url, sent | {name: f"{letter.id} nonsense"})
+    assert broken.status_code == 400
+    assert "is no id" in text_of(broken.content.decode())
+    many = " ".join(str(new_id()) for _ in range(1_001))
+    with CaptureQueriesContext(connection) as found:
+        answer = client.post(url, sent | {name: many})
+    assert answer.status_code == 400
+    assert "more than the 1000" in text_of(answer.content.decode())
+    assert len(found) < 30
+    assert not RepairAction.objects.exists()
 
 
 def test_what_cannot_be_retried_is_listed_with_its_reason(letter: DeadLetter, cast: Cast, sign_in: SignIn) -> None:

@@ -29,7 +29,7 @@ QUERIES = {
     "/ops/incidents/": 7,
     "/ops/dead-letters/": 7,
     "/ops/repairs/": 7,
-    "/ops/audit/": 5,
+    "/ops/audit/": 6,  # one of them writes down that it was read
     "/ops/workers/": 4,
     "/ops/permissions/": 7,
     "/ops/tokens/": 4,
@@ -172,9 +172,8 @@ def test_a_cursor_shows_nothing_of_another_tenant(cast: Cast, sign_in: SignIn) -
     forged = json.dumps(["ops_incidents.incident", 0, 0, 50, "2999-01-01 00:00:00+00:00", str(mine.incident_id)])
     cursor = base64.urlsafe_b64encode(forged.encode()).decode().rstrip("=")
     answer = sign_in(cast.olga).get(f"/ops/incidents/?cursor={cursor}")
-    assert answer.status_code in (200, 400)
-    if answer.status_code == 200:
-        assert {row.tenant for row in answer.context["cl"].result_list} <= {"default"}
+    assert answer.status_code == 200
+    assert _numbers(answer) == [mine.incident.number]
 
 
 def test_an_incident_is_found_by_its_number_in_any_state(cast: Cast, sign_in: SignIn) -> None:
@@ -260,9 +259,10 @@ def test_a_grant_for_one_actor_shows_its_jobs_and_no_incident(cast: Cast, sign_i
 
 
 def test_a_nul_in_a_filter_or_search_is_no_error(cast: Cast, sign_in: SignIn) -> None:
+    dead_letter()
     client = sign_in(cast.ada)
-    for query in ("q=%00", "incident=%00", "tenant=%00"):
-        assert client.get(f"/ops/dead-letters/?{query}").status_code in (200, 400)
+    for query, status in (("q=%00", 200), ("incident=%00", 200), ("tenant=%00", 400)):
+        assert client.get(f"/ops/dead-letters/?{query}").status_code == status, query
     assert client.get("/ops/audit/?tenant=%00&action=%00").status_code == 200
 
 

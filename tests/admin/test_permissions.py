@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from datetime import UTC, timedelta
 from typing import Any
 
 import pytest
+from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Group
-from django.test import Client
+from django.test import Client, override_settings
 from django.utils import timezone
 
+from grants import selectors
 from grants.access import can
 from grants.actions import Action
 from grants.models import ApiToken, AuditEvent, ScopeGroupGrant, ScopeUserGrant, Verdict
@@ -18,7 +22,8 @@ from grants.services import create_token
 from tests.admin.conftest import SignIn
 from tests.admin.tools import confirm, hidden_fields, text_of
 from tests.cast import Cast, give
-from tests.factories import seconds
+from tests.factories import dead_letter, seconds
+from tests.grants.tools import give as give_row
 
 pytestmark = pytest.mark.django_db
 
@@ -99,6 +104,65 @@ def test_nobody_gives_what_they_do_not_hold(cast: Cast, sign_in: SignIn) -> None
     assert confirm(client, GIVE, _wanted()).status_code == 302
 
 
+@pytest.mark.parametrize("holder", ["user", "group"])
+def test_who_gives_permissions_of_one_tenant_learns_nothing_of_who_exists_by_trying_another(
+    holder: str, cast: Cast, sign_in: SignIn
+) -> None:
+    """C15: the refusal comes before anybody is looked for."""
+    Group.objects.create(name="on-call")
+    give(cast.olga, Action.GRANTS_MANAGE, tenant="default")
+    client = sign_in(cast.olga)
+    pages = []
+    for name in ("nobody" if holder == "user" else "on-call", "ghost"):
+        wanted = _wanted(user="", group="", tenant="t-b") | {holder: name}
+        answer = confirm(client, GIVE, wanted)
+        assert answer.status_code == 403
+        pages.append(text_of(answer.content.decode()))
+    assert pages[0] == pages[1]
+    assert "no such user or group" not in pages[0]
+
+
+ZONES = ["America/New_York", "Asia/Tokyo", "UTC"]
+
+
+@pytest.fixture(params=ZONES)
+def zone(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The time zone of the project that the console is attached to."""
+    with override_settings(TIME_ZONE=request.param):
+        yield request.param
+
+
+def test_the_end_of_a_permission_is_utc_whatever_the_projects_time_zone(zone: str, cast: Cast, sign_in: SignIn) -> None:
+    client = sign_in(cast.ada)
+    offered = client.get(GIVE).content.decode()
+    in_a_week = timezone.now() + timedelta(days=7)
+    minutes = [in_a_week - timedelta(minutes=1), in_a_week]
+    assert any(f'value="{moment:%Y-%m-%dT%H:%M}"' in offered for moment in minutes)
+    typed = f"{timezone.now() + timedelta(days=3):%Y-%m-%dT%H:%M}"
+    refused = confirm(client, GIVE, _wanted(expires_at=typed, reason=""))
+    assert f'value="{typed}"' in refused.content.decode()
+    assert confirm(client, GIVE, _wanted(expires_at=typed)).status_code == 302
+    row = ScopeUserGrant.objects.get(user_id=cast.nobody.user_id)
+    assert f"{row.expires_at.astimezone(UTC):%Y-%m-%dT%H:%M}" == typed
+
+
+def test_the_end_of_a_token_is_utc_whatever_the_projects_time_zone(zone: str, cast: Cast, sign_in: SignIn) -> None:
+    typed = f"{timezone.now() + timedelta(days=3):%Y-%m-%dT%H:%M}"
+    confirm(sign_in(cast.olga), "/ops/tokens/new/", _token(expires_at=typed))
+    assert f"{ApiToken.objects.get().expiry.astimezone(UTC):%Y-%m-%dT%H:%M}" == typed
+
+
+def test_the_last_and_the_first_minute_that_can_be_typed_are_no_error(zone: str, cast: Cast, sign_in: SignIn) -> None:
+    client = sign_in(cast.ada)
+    assert confirm(client, GIVE, _wanted(expires_at="9999-12-31T23:59")).status_code == 302
+    assert confirm(client, "/ops/tokens/new/", _token(expires_at="9999-12-31T23:59")).status_code == 200
+    for impossible in ("0001-01-01T00:00", "9999-12-31T23:59-14:00", "0001-01-01T00:00+14:00"):
+        assert confirm(client, GIVE, _wanted(expires_at=impossible)).status_code == 400
+        assert confirm(client, "/ops/tokens/new/", _token(expires_at=impossible)).status_code == 400
+    for page in ("/ops/permissions/", f"{EXPLAIN}?user=nobody", "/ops/tokens/"):
+        assert "31 Dec 9999 23:59" in client.get(page).content.decode()
+
+
 def test_a_permission_is_taken_back_with_a_reason(cast: Cast, sign_in: SignIn) -> None:
     row = ScopeUserGrant.objects.filter(user_id=cast.olga.user_id, action="dead-letters.retry").get()
     url = f"/ops/permissions/{row}/take-back/"
@@ -122,6 +186,29 @@ def test_a_manager_of_one_tenant_sees_and_takes_back_only_its_permissions(cast: 
     for broken in ("user-grant:x", "x", "user-grant:99999999999999999999"):
         assert client.get(f"/ops/permissions/{broken}/take-back/").status_code == 404
     assert ScopeUserGrant.objects.filter(pk=foreign.pk).exists()
+
+
+def test_a_permission_beyond_those_that_are_listed_can_be_taken_back(
+    cast: Cast, sign_in: SignIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selectors, "LISTED_GRANTS", 1)
+    client = sign_in(cast.ada)
+    listed = {row["grant"].id for row in client.get("/ops/permissions/").context["rows"]}
+    row = ScopeUserGrant.objects.filter(user_id=cast.vera.user_id).get()
+    assert str(row) not in listed
+    answer = confirm(client, f"/ops/permissions/{row}/take-back/", {"reason": "rota ended"}, follow=True)
+    assert "is taken back" in text_of(answer.content.decode())
+    assert not ScopeUserGrant.objects.filter(pk=row.pk).exists()
+    assert not AuditEvent.objects.filter(verdict=Verdict.DENIED).exists()
+
+
+def test_a_permission_that_is_gone_is_no_denial_for_who_manages_all(cast: Cast, sign_in: SignIn) -> None:
+    """B2: denied is who may not, and not who asks for what is not there."""
+    url = "/ops/permissions/user-grant:999999999/take-back/"
+    assert sign_in(cast.ada).get(url).status_code == 404
+    assert not AuditEvent.objects.filter(verdict=Verdict.DENIED).exists()
+    assert sign_in(cast.vera).get(url).status_code == 404
+    assert AuditEvent.objects.get(verdict=Verdict.DENIED).target_id == "user-grant:999999999"
 
 
 def test_everyone_sees_their_own_permissions_and_no_other(cast: Cast, sign_in: SignIn) -> None:
@@ -162,6 +249,24 @@ def test_who_manages_no_permission_learns_nothing_of_others(user: str, cast: Cas
     text = text_of(_ask(sign_in(cast.vera), user=user, action="inspect", tenant="default").content.decode())
     assert "may do" not in text
     assert "dead-letters.retry on tenant" not in text
+    assert "The permissions of" not in text_of(_ask(sign_in(cast.vera), user=user).content.decode())
+
+
+def test_a_shared_group_tells_nothing_of_its_other_members(cast: Cast, sign_in: SignIn) -> None:
+    """C15: the answer is that of a name that does not exist."""
+    group = Group.objects.create(name="on-call-payroll")
+    give_row(group, Action.INSPECT, "default")
+    for member in (cast.vera, cast.olga):
+        get_user_model().objects.get(pk=member.user_id).groups.add(group)
+    client = sign_in(cast.vera)
+    assert "on-call-payroll" in client.get("/ops/permissions/").content.decode()
+    pages = {}
+    for name in ("olga", "ghost"):
+        page = _ask(client, user=name)
+        assert page.status_code == 200
+        pages[name] = text_of(page.content.decode())
+        assert "There is no such user, or you manage none of their permissions." in pages[name]
+    assert pages["olga"] == pages["ghost"]
 
 
 def test_a_manager_of_one_tenant_is_not_told_of_permissions_elsewhere(cast: Cast, sign_in: SignIn) -> None:
@@ -171,7 +276,32 @@ def test_a_manager_of_one_tenant_is_not_told_of_permissions_elsewhere(cast: Cast
     text = text_of(_ask(client, user="bram", action="inspect", tenant="default").content.decode())
     assert "No: bram may not do inspect on tenant default" in text
     assert "t-b" not in text
+    assert "No permission that you manage allows it." in text
     assert _ask(client, user="bram", action="inspect", tenant="t-b").status_code == 403
+    assert _ask(client, user="ghost", action="inspect", tenant="t-b").status_code == 403
+
+
+@pytest.mark.parametrize("page", ["/ops/incidents/", "/ops/dead-letters/", "/ops/repairs/"])
+def test_who_sees_one_actor_everywhere_is_not_told_which_tenants_there_are(
+    page: str, cast: Cast, sign_in: SignIn
+) -> None:
+    """GRA-02: the filter is typed instead, and still filters."""
+    dead_letter(tenant="alpha-hospital")
+    dead_letter(tenant="beta-bank")
+    give(cast.nobody, Action.INSPECT, actor_type="order", actor_id="7")
+    client = sign_in(cast.nobody)
+    text = client.get(page).content.decode()
+    assert "alpha-hospital" not in text
+    assert "beta-bank" not in text
+    assert 'name="tenant"' in text
+    assert client.get(page, {"tenant": "beta-bank"}).context["cl"].result_list == []
+    give(cast.nobody, Action.INSPECT, tenant="beta-bank")
+    assert client.get(page).status_code == 200
+    if page == "/ops/incidents/":
+        assert [row.tenant for row in client.get(page, {"tenant": "beta-bank"}).context["cl"].result_list] == [
+            "beta-bank"
+        ]
+    assert "alpha-hospital" not in client.get(page).content.decode()
 
 
 # -- tokens ------------------------------------------------------------------------------------------------------------

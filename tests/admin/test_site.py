@@ -14,10 +14,13 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from deadletters.models import DeadLetter, WorkerNode
+from grants.models import AuditEvent
+from grants.operators import Operator
 from incidents.models import Incident
 from opsconsole.console import machinery
 from opsconsole.console.site import POLICY, site
 from opsconsole.core.database import database_now
+from opsconsole.core.request_id import current_request_id
 from tests.admin.conftest import SignIn
 from tests.admin.tools import confirm, hidden_fields, text_of
 from tests.cast import Cast
@@ -130,6 +133,38 @@ def test_the_line_about_the_machinery_is_on_every_page_and_costs_one_query_in_fi
             assert "oldest 7 s" in text
             assert f"Last capture {timezone.now():%d %b %Y}" in text
     assert len([one for one in found.captured_queries if "ops_deadletters_workernode" in one["sql"]]) == 1
+
+
+@pytest.mark.django_db
+def test_who_may_read_nothing_is_told_no_host(cast: Cast, sign_in: SignIn) -> None:
+    """GRA-02: that capture has trouble is for everybody, where it runs is not."""
+    now = database_now()
+    WorkerNode.objects.create(
+        id="a", source="tests", host="host-a", pid=1, started_at=now, seen_at=now - timedelta(minutes=5)
+    )
+    shown = {name: sign_in(operator).get("/ops/").content.decode() for name, operator in vars_of(cast).items()}
+    assert "0 of 1 nodes reporting" in text_of(shown["nobody"])
+    assert {name for name, page in shown.items() if "host-a" in page} == {"ada", "olga", "bram", "vera"}
+    assert 'href="/ops/workers/"' not in shown["nobody"]
+
+
+def vars_of(cast: Cast) -> dict[str, Operator]:
+    return {name: getattr(cast, name) for name in ("ada", "olga", "bram", "vera", "nobody")}
+
+
+@pytest.mark.django_db
+def test_a_request_has_an_id_without_any_middleware_of_ours(
+    letter: DeadLetter, cast: Cast, sign_in: SignIn, settings: Any
+) -> None:
+    """As in a project that attaches: in the answer, in the audit trail, and nowhere once it is answered."""
+    settings.MIDDLEWARE = [one for one in settings.MIDDLEWARE if not one.startswith("opsconsole.")]
+    given = "7c9e6679-7425-40de-944b-e07fc1f90ae7"
+    answer = sign_in(cast.bram).get(f"/ops/incidents/{letter.incident_id}/", headers={"X-Request-ID": given})
+    assert (answer.status_code, answer["X-Request-ID"]) == (404, given)
+    assert AuditEvent.objects.get(operator_name="bram", verdict="denied").request_id == given
+    other = sign_in(cast.olga).get(f"/ops/incidents/{letter.incident_id}/")
+    assert (other.status_code, len(other["X-Request-ID"])) == (200, 36)
+    assert current_request_id() == ""
 
 
 @pytest.mark.django_db

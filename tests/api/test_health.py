@@ -7,6 +7,9 @@ from unittest import mock
 import pytest
 from django.db import OperationalError, connection
 from django.test import Client
+from django.urls import resolve
+
+from tests.project.test_settings import PRODUCTION, settings_with
 
 
 def test_alive_is_said_without_looking_at_the_database(client: Client) -> None:
@@ -24,6 +27,12 @@ def test_ready_is_said_while_the_database_answers(client: Client) -> None:
         503,
         "max-age=0, no-cache, no-store, must-revalidate, private",
     )
+
+
+def test_what_production_answers_over_plain_http_is_there() -> None:
+    [exempt] = settings_with(PRODUCTION, "SECURE_REDIRECT_EXEMPT")
+    assert isinstance(exempt, list)
+    assert {resolve(f"/{pattern.strip('^$')}").url_name for pattern in exempt} == {"healthz", "readyz"}
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])

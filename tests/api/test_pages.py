@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 from datetime import timedelta
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -55,6 +56,14 @@ class TestIncident:
         assert page["waiting"] == {"safe": 3, "ambiguous": 0, "not_declared": 0, "is_capped": True}
         assert len(ada.get(page["links"]["letters"]).json()["results"]) == 5
 
+    def test_a_page_says_whose_task_it_is_and_where_its_runbook_is(self, ada: Api, settings: Any) -> None:
+        path = f"incidents/{dead_letter().incident_id}"
+        assert [ada.get(path).json()[name] for name in ("team", "runbook")] == ["", ""]
+        told = {"team": "Mail", "runbook": "https://runbooks.example/mail"}
+        settings.OPSCONSOLE_TASK_POLICIES = [{"pattern": "shop.*", **told}]
+        document = ada.get(path).json()
+        assert {name: document[name] for name in told} == told
+
     def test_the_letters_of_an_incident_are_a_list_like_any_other(self, ada: Api) -> None:
         made = letters(5)
         dead_letter(task="shop.other")
@@ -101,7 +110,7 @@ class TestLetter:
         assert [attempt["error_class"] for attempt in page["retried_attempts"]] == ["OSError"]
         assert "shop/mail.py" in page["traceback"]
         assert page["payload_preview"] == '"a@example.org", order=7'
-        assert page["retry"] == {"refusal": None, "warnings": ["no_worker_seen"], "retryable_until": None}
+        assert page["retry"] == {"refusal": None, "warnings": ["no_worker_seen"]}
 
     def test_lists_shorten_what_a_page_shows_whole(self, ada: Api) -> None:
         letter = dead_letter()

@@ -13,9 +13,11 @@ from django.db import OperationalError
 from django.test import override_settings
 
 from grants.actions import Action
+from grants.models import AuditEvent
 from grants.services import create_token
 from incidents.models import Incident
 from opsconsole.core.database import database_now
+from opsconsole.core.request_id import current_request_id
 from tests.api.client import V1, Api, problem
 from tests.factories import dead_letter
 
@@ -178,6 +180,19 @@ def test_a_refusals_own_values_come_with_it(ada: Api) -> None:
 def test_a_request_keeps_the_id_that_its_sender_gave_it(ada: Api) -> None:
     answer = ada.get("nothing", X_Request_ID=MISSING)
     assert problem(answer, 404, "not_found")["request_id"] == MISSING
+
+
+def test_a_request_has_an_id_without_any_middleware_of_ours(ada: Api, nobody: Api, settings: Any) -> None:
+    """As in a project that attaches: in answers, problems and the audit trail, and nowhere once it is answered."""
+    settings.MIDDLEWARE = [one for one in settings.MIDDLEWARE if not one.startswith("opsconsole.")]
+    letter = dead_letter()
+    given = problem(nobody.get(f"dead-letters/{letter.id}", X_Request_ID=MISSING), 404, "dead_letter_not_found")
+    assert given["request_id"] == MISSING
+    assert AuditEvent.objects.get(verdict="denied").request_id == MISSING
+    assert ada.get(f"dead-letters/{letter.id}", X_Request_ID=MISSING)["X-Request-ID"] == MISSING
+    assert len(problem(ada.get("nothing"), 404, "not_found")["request_id"]) == 36
+    assert len(problem(Api().post("me"), 401, "not_authenticated")["request_id"]) == 36
+    assert current_request_id() == ""
 
 
 class TestWhoAsks:

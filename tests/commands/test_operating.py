@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib.auth import get_user_model
 from django.core.management import call_command, load_command_class
 from django.core.management.base import BaseCommand
 
@@ -117,6 +118,44 @@ def test_an_incident_is_taken_and_closed_by_its_number(cast: Cast) -> None:
     assert Incident.objects.get().resolution_summary == "[fixed] It is fixed."
     event = AuditEvent.objects.get(action="operations.incident_resolved")
     assert (event.operator_kind, event.operator_name.endswith(" for ada")) == ("cli", True)
+
+
+def test_a_page_names_the_team_and_the_runbook_of_the_tasks_policy(cast: Cast, settings: Any) -> None:
+    number = f"#{dead_letter().incident.number}"
+    told = {"team": "Mail", "runbook": "https://runbooks.example/mail"}
+    settings.OPSCONSOLE_TASK_POLICIES = [{"pattern": "shop.*", **told}]
+    shown = run("incidents", "show", number, "--json").json
+    assert {name: shown[name] for name in told} == told
+    assert all(text in run("incidents", "show", number).out for text in told.values())
+
+
+def test_what_an_operator_typed_is_no_command_to_the_terminal_of_another(cast: Cast) -> None:
+    """In a table, in the facts of one thing, in a line, and in a refusal."""
+    typed = "\x1b]0;owned\x07\x1b[2J\x9b1mgone\nnext line"
+    letter, other = dead_letter(), dead_letter()
+    get_user_model().objects.filter(pk=cast.olga.user_id).update(username="ol\x1b[2Jga")
+    discarded = run("deadletters", "discard", str(letter.id), "--reason", typed, "--json").json
+    said = [
+        run("audit", "list").out,
+        run("repairs", "show", discarded["repair_id"]).out,
+        run("incidents", "acknowledge", str(other.incident.number), who="ol\x1b[2Jga").out,
+        run("incidents", "list", "--tenant", typed, who="olga").err,
+        run("incidents", "list", who=typed).err,
+    ]
+    for text in said:
+        assert not [character for character in text if character != "\n" and not character.isprintable()], repr(text)
+    assert "‹U+001B›[2J" in said[0]
+    assert "\nnext line" in said[1]
+    assert run("repairs", "show", discarded["repair_id"], "--json").json["reason"] == typed
+
+
+def test_columns_are_headed_by_what_they_hold(cast: Cast) -> None:
+    letter = retrying(cast.ada)
+    head, row = run("incidents", "show", str(letter.incident.number)).out.splitlines()[-2:]
+    assert (head.split("  ")[0], row.split()[0]) == ("dead letter", str(letter.id))
+    for words in (("deadletters", "list"), ("repairs", "list")):
+        head, row = run(*words).out.splitlines()
+        assert row[head.index("job type") :].startswith(letter.job_type), words
 
 
 def test_jobs_of_an_incident_are_run_again(cast: Cast) -> None:

@@ -172,6 +172,10 @@ def test_a_secret_at_the_cut_is_not_half_shown() -> None:
     "text",
     [
         f"password={SECRET} for bob",
+        f"Key (email, password)=(a@b, {SECRET}) already exists.",
+        f"('password', '{SECRET}')",
+        f"pass={SECRET}",
+        f"login with passcode: {SECRET}",
         f"PASSWORD = {SECRET}",
         f"{{'password': '{SECRET}', 'n': 1}}",
         f'{{"api_key": "{SECRET}"}}',
@@ -228,6 +232,9 @@ def test_an_aws_key_is_not_shown() -> None:
     "text",
     [
         "Connection refused (127.0.0.1:49152)",
+        "Key (email, passenger)=(a@b, c) already exists.",
+        "('email', 'a@b')",
+        "the parcel is shipping, spinning and passing",
         "GET http://cache:8080/status?mail=a@b.example failed",
         "card 4111111111111112 is no card",
         "id 9221939555730002819",

@@ -1,4 +1,4 @@
-"""RowWriter: what is inserted in one statement is what one would have inserted row by row, on both databases."""
+"""RowWriter and AnyOf: many in one statement are what they would have been one by one, on both databases."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from uuid import UUID
 
 import pytest
 
-from deadletters.models import SetAsideEntry
-from opsconsole.core.database import RowWriter
+from deadletters.models import DeadLetter, SetAsideEntry
+from incidents.models import Incident
+from opsconsole.core.database import AnyOf, RowWriter
 from opsconsole.core.ids import new_id
+from tests import factories
 
 pytestmark = pytest.mark.django_db
 
@@ -61,3 +63,18 @@ def test_only_new_rows_are_counted_and_returned() -> None:
 def test_nothing_is_inserted_for_no_rows() -> None:
     assert WRITER.insert([]) == 0
     assert WRITER.insert_returning([], "id") == set()
+
+
+def test_any_of_finds_what_a_placeholder_for_each_would_have_found() -> None:
+    WRITER.insert(row(number, reason=text) for number, text in enumerate(AWKWARD))
+    for wanted in ([], AWKWARD[:1], AWKWARD, ["nothing"]):
+        found = SetAsideEntry.objects.filter(AnyOf("reason", wanted))
+        assert set(found.values_list("id")) == set(SetAsideEntry.objects.filter(reason__in=wanted).values_list("id"))
+
+
+def test_any_of_takes_ids_and_follows_relations() -> None:
+    recorded = factories.record(*(factories.failure() for _ in range(3)))
+    letters = [one.letter_id for one in recorded]
+    assert set(DeadLetter.objects.filter(AnyOf("id", letters[:2])).values_list("id", flat=True)) == set(letters[:2])
+    incident = Incident.objects.get()
+    assert DeadLetter.objects.exclude(AnyOf("incident__key", [incident.key])).count() == 0

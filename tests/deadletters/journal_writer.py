@@ -35,7 +35,8 @@ class Writer:
         self.folder = WorkerFolder.create(root, "worker@host")
         self.segment_bytes = segment_bytes
         self.files: dict[str, JournalFile] = {}
-        self.began = boot_now() - 1000.0
+        # Long past, and still after the host's own start, which may have been a minute ago.
+        self.began = boot_now() - min(1000.0, boot_now() / 2)
         self.file("main")
         self.folder.publish()
         self.files["main"].folder = self.folder.path

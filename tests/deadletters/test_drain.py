@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -18,13 +19,15 @@ from deadletters import conf, drainer
 from deadletters.drainer import DatabaseDown, Drained, FolderDrain
 from deadletters.intake import Intake
 from deadletters.journal.events import Batch, Delivery, Ended, EndState, ErrorReport, Failed
+from deadletters.journal.files import JournalFile
 from deadletters.journal.folder import JournalRoot
 from deadletters.journal.kept import KeptFailures
-from deadletters.models import Attempt, DeadLetter, JournalFolder, SetAsideEntry, TaskMinute, TaskPolicy
+from deadletters.models import Attempt, DeadLetter, JournalFolder, SetAsideEntry, TaskMinute, TaskPolicy, WorkerNode
 from deadletters.policy import TaskPolicySpec
 from deadletters.recorder import Recorded
 from deadletters.replay import replay_kept, replay_set_aside
 from opsconsole.core.clock import boot_id, boot_now, wall_now
+from opsconsole.core.database import database_now
 from tests import factories
 
 pytestmark = pytest.mark.django_db
@@ -316,9 +319,40 @@ def test_a_folder_that_cannot_be_recovered_does_not_keep_the_others_waiting(
     monkeypatch.setattr(JournalRoot, "dead_folders", lambda _self: iter(folders))
     monkeypatch.setattr(drainer, "recover_folder", recover)
     root = JournalRoot(tmp_path)
+    for name in ("good", "bad"):
+        now = database_now()
+        WorkerNode.objects.create(id=name, source="tests", host="h", pid=1, started_at=now, seen_at=now)
     thread = drainer.Drainer(
         folder=root.create_worker_folder("w"), root=root, source="tests", worker="w", settlement=NoRepairs(),
         flush=lambda: None,
     )  # fmt: skip
     assert thread.recover() == 1
+    # What was recovered has ended, and is not missed as silent for ever.
+    assert list(WorkerNode.objects.filter(stopped_at=None).values_list("id", flat=True)) == ["bad"]
     assert [folder.deleted for folder in folders] == [False, True]
+
+
+def test_while_the_database_is_down_the_disk_is_made_to_hold_the_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = JournalRoot(tmp_path)
+    folder = root.create_worker_folder("w")
+    file = JournalFile(folder.path, "main", head={}, trouble=lambda exc: None)
+    thread = drainer.Drainer(
+        folder=folder, root=root, source="tests", worker="w", settlement=NoRepairs(), flush=file.flush
+    )
+    synced: list[str] = []
+
+    def down() -> bool:
+        raise drainer.DatabaseDown("gone")
+
+    def fsync(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        thread.stop()
+
+    monkeypatch.setattr(thread, "step", down)
+    monkeypatch.setattr(os, "fsync", fsync)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert synced[0] == str(file.path)

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deadletters.journal import files
 from deadletters.journal.files import JournalFile, is_locked, parse_file_name
 from deadletters.journal.frames import ENTRY, FRAME, Kind, make_frame, read_frames
 
@@ -51,6 +52,23 @@ def test_what_is_appended_is_with_the_system_at_once(tmp_path: Path) -> None:
     assert numbers(file.path) == [1]
     assert file.path.name == "main.000001.j"
     assert file.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_first_failure_of_a_burst_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    now = 1000.0
+    monkeypatch.setattr(os, "fsync", synced.append)
+    monkeypatch.setattr(files, "boot_now", lambda: now)
+    file = open_file(tmp_path)
+    file.append(entry(1))
+    assert (synced, file.is_sync_due) == ([], True)
+    for number in range(2, 5):
+        file.append(entry(number), sync=True)
+    assert (len(synced), file.is_sync_due) == (1, False)
+    now += files.SYNC_SECONDS
+    file.append(entry(5), sync=True)
+    assert len(synced) == 2
+    assert numbers(file.path) == [1, 2, 3, 4, 5]
 
 
 def test_buffered_entries_go_out_in_order_with_the_next_one(tmp_path: Path) -> None:
@@ -188,10 +206,8 @@ def test_a_fork_that_lives_on_does_not_keep_a_dead_parents_file_locked(tmp_path:
         from pathlib import Path
         from deadletters.journal.files import JournalFile
         file = JournalFile(Path(sys.argv[1]), "main", head={}, trouble=print)
-        pid = os.fork()
-        if pid == 0:
-            time.sleep(60)
-        print(pid, flush=True)
+        if os.fork() == 0:
+            print(os.getpid(), flush=True)
         time.sleep(60)
     """
     parent = subprocess.Popen(

@@ -6,6 +6,7 @@ import errno
 import os
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deadletters.journal import reader as module
 from deadletters.journal.events import Batch, Caught, Ended, EndState, Event, Failed, MessageState
 from deadletters.journal.folder import WorkerFolder
 from deadletters.journal.frames import MESSAGE_CONTEXT, End, Kind
@@ -658,6 +660,38 @@ def test_a_job_that_ended_is_not_raised_from_a_carry_file(tmp_path: Path) -> Non
         read.prune(offsets)
     writer.die()
     assert reader(writer, offsets).finish().events == ()
+
+
+def test_jobs_whose_end_went_with_a_dead_childs_file_are_not_lost_with_the_worker(tmp_path: Path) -> None:
+    """However many there were: main's file, which lives on, still says that it received and acknowledged them."""
+    writer = Writer(tmp_path)
+    many = 2 * module._REMEMBERED_IDS
+    for number in range(1, many + 1):
+        writer.healthy(number, number / 1000, process="child-5")
+    writer.received(many + 1, 20.0)
+    writer.ack(many + 1, 20.1)
+    read = reader(writer)
+    while not (batch := read.read()).exhausted:
+        pass
+    writer.files["child-5"].close()
+    assert read.prune(batch.offsets) == ("child-5.000001.j",)
+    writer.start(many + 1, 20.2)
+    writer.die()
+    recovered = reader(writer, batch.offsets)
+    assert recovered.read().events == ()
+    assert told(*recovered.finish().events) == [(f"id-{many + 1}", "worker_lost")]
+
+
+@given(st.lists(st.integers(1, 40)))
+def test_a_set_of_numbers_holds_what_was_added(added: list[int]) -> None:
+    numbers = module._Numbers()
+    for number in added:
+        numbers.add(number)
+    assert [number for number in range(-1, 45) if number in numbers] == sorted(set(added))
+    copy = module._Numbers()
+    copy.add_ranges(numbers.ranges())
+    assert [number for number in range(-1, 45) if number in copy] == sorted(set(added))
+    assert all(first > before + 1 for (_, before), (first, _) in pairwise(numbers.ranges()))
 
 
 def test_an_acknowledgement_after_the_end_raises_nothing_once_the_end_is_gone(tmp_path: Path) -> None:

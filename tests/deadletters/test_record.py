@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from django.db import connection, connections, transaction
 
+from deadletters import conf
 from deadletters.grouping import GroupingMode
 from deadletters.intake import open_message
 from deadletters.journal.events import Caught, ErrorReport, MessageState
@@ -122,8 +123,6 @@ def test_the_message_is_kept_sealed_for_its_letter_alone() -> None:
     first, second = DeadLetter.objects.order_by("id")
     stored = SealedMessage.objects.get(letter=first)
     assert b"hunter2" not in bytes(stored.blob)
-    from deadletters import conf
-
     raw = unpack_message(open_message(conf.sealer(), bytes(stored.blob), first.id))
     assert raw.body == b'[[1], {"secret": "hunter2"}, {}]'
     with pytest.raises(Exception, match="seal"):
@@ -134,11 +133,36 @@ def test_a_long_message_is_compressed_before_it_is_sealed() -> None:
     body = b'[["' + b"x" * 200_000 + b'"], {}, {}]'
     factories.record(factories.failure(body=body))
     letter = DeadLetter.objects.get()
-    from deadletters import conf
-
     blob = bytes(SealedMessage.objects.get().blob)
     assert len(blob) < 5_000
     assert unpack_message(open_message(conf.sealer(), blob, letter.id)).body == body
+
+
+def test_a_traceback_that_differs_in_the_errors_words_alone_is_stored_once() -> None:
+    """The error's own text ends a traceback and is kept in its occurrence; together they are the whole again."""
+    frames = (
+        'Traceback (most recent call last):\n  File "shop.py", line 7, in pay\n    charge()\nshop.errors.Declined: '
+    )
+    for words in ("card 1 declined", "card 2\ndeclined"):
+        error = replace(factories.REFUSED, text=words, traceback=f"{frames}{words}\n")
+        factories.record(factories.failure(error))
+    assert [row.text for row in TracebackText.objects.all()] == [frames]
+    told = {one.traceback_text for one in Occurrence.objects.select_related("traceback")}
+    assert told == {f"{frames}card 1 declined\n", f"{frames}card 2\ndeclined\n"}
+
+
+@pytest.mark.parametrize(
+    ("text", "traceback"),
+    [
+        ("", "Traceback\nshop.errors.Declined\n"),
+        ("declined", "Traceback\nshop.errors.Declined: declined\nTried twice."),
+        ("x" * 5_000, f"Traceback\nshop.errors.Declined: {'x' * 5_000}"),
+    ],
+)
+def test_a_traceback_that_does_not_end_in_the_errors_words_is_stored_whole(text: str, traceback: str) -> None:
+    factories.record(factories.failure(replace(factories.REFUSED, text=text, traceback=traceback)))
+    occurrence = Occurrence.objects.select_related("traceback").get()
+    assert occurrence.traceback_text == f"{traceback.rstrip()}\n"
 
 
 def test_one_traceback_is_stored_once() -> None:
@@ -316,6 +340,35 @@ def test_a_presumed_loss_gives_way_to_what_the_delivery_said_later() -> None:
     letter = DeadLetter.objects.get()
     assert (letter.caught, letter.error_class) == (Caught.FAILURE, "shop.errors.MailhubDown")
     assert letter.occurrence_count == 1
+
+
+def test_a_second_report_brings_the_message_that_a_killed_worker_had_not_written() -> None:
+    """C2: a redelivery's report of the same delivery adds the message it lacked, and nothing else."""
+    whole = factories.failure(task_id="killed")
+    lacking = replace(whole, blob=b"", key_id="", message_state=MessageState.MISSING, preview="")
+    factories.record(lacking)
+    letter = DeadLetter.objects.get()
+    assert letter.message_state == MessageState.MISSING
+    # Prepared anew, so sealed for a letter of its own.
+    factories.record(factories.failure(task_id="killed"))
+    letter.refresh_from_db()
+    assert (letter.message_state, letter.occurrence_count, letter.payload_preview) == ("full", 1, whole.preview)
+    assert counts(letter.incident) == (1, 1, 1, 0)
+    stored = SealedMessage.objects.get(letter=letter)
+    assert unpack_message(open_message(conf.sealer(), bytes(stored.blob), letter.id)).body
+
+
+def test_a_second_report_does_not_bring_back_a_message_that_was_discarded() -> None:
+    """C2: telling the database again what it knows leaves a discarded letter without its message."""
+    whole = factories.failure(task_id="discarded")
+    factories.record(whole)
+    letter = DeadLetter.objects.get()
+    SealedMessage.objects.all().delete()
+    DeadLetter.objects.update(state="discarded", closed_at=database_now(), message_state="missing", payload_preview="")
+    factories.record(whole)
+    letter.refresh_from_db()
+    assert (letter.message_state, letter.payload_preview) == ("missing", "")
+    assert not SealedMessage.objects.exists()
 
 
 def test_an_incomplete_message_is_a_letter_that_says_what_is_missing() -> None:

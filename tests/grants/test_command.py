@@ -86,6 +86,39 @@ def test_explain_answers_about_oneself_and_to_who_manages_grants_there(ada: Any,
         run("explain", "olga", "inspect", "--tenant", "t-a", "--operator", "vera")
 
 
+def test_a_manager_of_one_tenant_is_not_told_of_permissions_elsewhere(olga: Any, vera: Any) -> None:
+    """C15."""
+    give(olga, Action.GRANTS_MANAGE, "t-a")
+    give(vera, Action.INSPECT, "t-secret", "patient", "4711")
+    answer = run("explain", "vera", "inspect", "--tenant", "t-a", "--operator", "olga")
+    assert answer == "No.\n  No permission that you manage allows it.\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("explain", "{}", "inspect", "--tenant", "t-b"),
+        ("list", "--user", "{}"),
+        ("list", "--group", "{}"),
+        ("grant", "inspect", "--user", "{}", "--tenant", "t-b", "--reason", "r", "--expires", "8h"),
+        ("grant", "inspect", "--group", "{}", "--tenant", "t-b", "--reason", "r", "--expires", "8h"),
+    ],
+    ids=" ".join,
+)
+def test_who_manages_nothing_there_learns_nothing_of_who_exists(
+    command: tuple[str, ...], olga: Any, vera: Any, on_call: Group
+) -> None:
+    """C15: the refusal is the same, and comes before anybody is looked for."""
+    is_group = "--group" in command
+    answers = set()
+    for name in ("on-call" if is_group else "vera", "ghost"):
+        with pytest.raises(CommandError) as refused:
+            run(*(part.format(name) for part in command), "--operator", "olga")
+        answers.add(str(refused.value))
+    assert answers == {"You do not have permission to do this. (access_denied)"}
+    assert AuditEvent.objects.filter(verdict="denied", action="grants.manage").exists()
+
+
 def test_a_token_is_made_used_listed_and_revoked(ada: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     making = ("token", "create", "ci", "--action", "inspect", "--action", "grants.manage", "--operator", "ada")
     made = ask(*making, "--expires", "90d")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from celery import Celery
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from kombu import Connection, Message
 
 from deadletters import conf
@@ -15,8 +18,9 @@ from deadletters.journal.hooks import REPAIR_HEADER
 from deadletters.models import DeadLetter, SealedMessage
 from grants.models import AuditEvent
 from opsconsole.core.database import database_now
+from repairs import relay
 from repairs.models import ActionState, RepairAction
-from repairs.relay import Outbox, Relay, repair_message
+from repairs.relay import Outbox, Outgoing, Relay, repair_message
 from repairs.services import retry_letter
 from tests import factories
 from tests.cast import Cast
@@ -87,8 +91,8 @@ def test_the_original_is_sent_under_a_new_id_with_its_queue_priority_headers_and
 
 def test_a_sent_repair_is_not_sent_again(app: Celery, cast: Cast) -> None:
     planned(cast, queue=(queue := f"q-{uuid4()}"))
-    relay = Relay(app, source="tests", owner="w")
-    assert [relay.send_due(), relay.send_due()] == [1, 0]
+    sender = Relay(app, source="tests", owner="w")
+    assert [sender.send_due(), sender.send_due()] == [1, 0]
     assert len(received(app, queue)) == 1
 
 
@@ -106,22 +110,155 @@ def test_a_broker_that_refuses_leaves_every_repair_planned_with_the_reason(
     queue = f"q-{uuid4()}"
     for _ in range(3):
         planned(cast, queue=queue)
-    relay = Relay(app, source="tests", owner="w")
+    sender = Relay(app, source="tests", owner="w")
 
     def refuse(self: Outbox, outgoing: object) -> None:
         raise ConnectionRefusedError("nobody listens")
 
     with monkeypatch.context() as patched:
         patched.setattr(Outbox, "publish", refuse)
-        relay.send_due()
-    assert "nobody listens" in relay.trouble
+        sender.send_due()
+    assert "nobody listens" in sender.trouble
     assert list(RepairAction.objects.values_list("state", flat=True)) == ["planned"] * 3
     assert RepairAction.objects.exclude(lease_owner="").count() == 0
     assert RepairAction.objects.filter(send_error__contains="nobody listens").count() == 1
     RepairAction.objects.update(due_at=database_now())
-    assert relay.send_due() == 3
-    assert relay.trouble == ""
+    assert sender.send_due() == 3
+    assert sender.trouble == ""
     assert len(received(app, queue)) == 3
+
+
+def fail_at(number: int, monkeypatch: pytest.MonkeyPatch, then: Any = None) -> None:
+    """Let the broker refuse the message of this number, counted from 0; ``then`` is called before each one."""
+    publish, count = Outbox.publish, iter(range(10_000))
+
+    def publish_or_fail(self: Outbox, outgoing: Outgoing) -> None:
+        if then is not None:
+            then(outgoing)
+        if next(count) == number:
+            raise ConnectionResetError("gone in the middle")
+        publish(self, outgoing)
+
+    monkeypatch.setattr(Outbox, "publish", publish_or_fail)
+
+
+def test_a_broker_that_fails_in_the_middle_of_a_page_has_sent_what_is_marked_and_no_more(
+    app: Celery, cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the failure comes within a few that are marked together, and some were marked before."""
+    queue = f"q-{uuid4()}"
+    ids = [planned(cast, queue=queue).new_task_id for _ in range(8)]
+    monkeypatch.setattr(relay, "LOADED", 3)
+    sender = Relay(app, source="tests", owner="w")
+    with monkeypatch.context() as patched:
+        fail_at(4, patched)
+        sender.send_due()
+    assert "gone in the middle" in sender.trouble
+    sent = RepairAction.objects.filter(state=ActionState.SENT)
+    assert sorted(sent.values_list("new_task_id", flat=True)) == sorted(ids[:4])
+    assert [message.headers["id"] for message in received(app, queue)] == ids[:4]
+    assert list(RepairAction.objects.exclude(send_error="").values_list("new_task_id", flat=True)) == [ids[4]]
+    assert not RepairAction.objects.exclude(lease_owner="", lease_expires_at=None).exists()
+    RepairAction.objects.update(due_at=database_now())
+    assert sender.send_due() == 4
+    assert sorted(message.headers["id"] for message in received(app, queue)) == sorted(ids[4:])
+
+
+def test_a_relay_that_is_stopped_gives_the_rest_of_its_page_back(
+    app: Celery, cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = f"q-{uuid4()}"
+    for _ in range(4):
+        planned(cast, queue=queue)
+    sender = Relay(app, source="tests", owner="w")
+    fail_at(-1, monkeypatch, then=lambda _outgoing: sender.stop())
+    sender.send_due()
+    assert sorted(RepairAction.objects.values_list("state", "lease_owner")) == [*[("planned", "")] * 3, ("sent", "")]
+    assert Relay(app, source="tests", owner="x").send_due() == 3
+
+
+def test_a_slow_broker_does_not_make_a_page_outlast_its_lease(
+    app: Celery, cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What could not be sent in time is free for every relay; sent with a lease that is over, it would go out twice."""
+    queue = f"q-{uuid4()}"
+    for _ in range(3):
+        planned(cast, queue=queue)
+    clock = [0.0]
+
+    def hang(_outgoing: Outgoing) -> None:
+        clock[0] += 45
+
+    monkeypatch.setattr(relay, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    fail_at(-1, monkeypatch, then=hang)
+    sender = Relay(app, source="tests", owner="w")
+    assert [sender.send_due() for _ in range(4)] == [3, 2, 1, 0]
+    assert len(received(app, queue)) == 3
+    assert relay.LEASE.total_seconds() > relay.PAGE_SECONDS + 45
+
+
+def test_what_happened_between_sending_and_marking_is_not_undone(
+    app: Celery, cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One has started, one has succeeded, one was put back by its settlement, one is another relay's by now."""
+    queue = f"q-{uuid4()}"
+    started, succeeded, put_back, taken, plain = (planned(cast, queue=queue) for _ in range(5))
+    now = database_now()
+
+    def meanwhile(outgoing: Outgoing) -> None:
+        if outgoing.headers["id"] != plain.new_task_id:
+            return
+        rows = RepairAction.objects
+        rows.filter(id=started.id).update(state=ActionState.STARTED, started_at=now, sent_at=now)
+        rows.filter(id=succeeded.id).update(state=ActionState.SUCCEEDED, settled_at=now)
+        later = now + factories.seconds(5)
+        rows.filter(id=put_back.id).update(
+            lease_owner="", lease_expires_at=None, due_at=later, send_error="no database"
+        )
+        rows.filter(id=taken.id).update(lease_owner="other", lease_expires_at=later)
+
+    fail_at(-1, monkeypatch, then=meanwhile)
+    Relay(app, source="tests", owner="w").send_due()
+    for action in (started, succeeded, put_back, taken, plain):
+        action.refresh_from_db()
+    assert [one.state for one in (started, succeeded, put_back, taken, plain)] == [
+        "started", "succeeded", "planned", "planned", "sent",
+    ]  # fmt: skip
+    assert (started.sent_at, started.lease_owner, started.send_count) == (now, "", 1)
+    assert started.answer_due_at is not None
+    assert (put_back.send_error, put_back.answer_due_at) == ("no database", None)
+    assert (taken.lease_owner, taken.sent_at) == ("other", None)
+    assert plain.sent_at is not None
+
+
+def test_a_page_takes_no_statement_for_each_message(app: Celery, cast: Cast) -> None:
+    counts = []
+    for count in (2, 20):
+        queue = f"q-{uuid4()}"
+        for _ in range(count):
+            planned(cast, queue=queue)
+        with CaptureQueriesContext(connection) as captured:
+            assert Relay(app, source="tests", owner="w").send_due() == count
+        assert len(received(app, queue)) == count
+        counts.append(len(captured))
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_no_transaction_is_open_while_the_broker_is_talked_to(
+    app: Celery, cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker may hang for most of a minute: no row may be locked and no snapshot be held meanwhile."""
+    for _ in range(3):
+        planned(cast, queue="celery")
+    seen: list[tuple[bool, bool]] = []
+    monkeypatch.setattr(
+        Outbox,
+        "publish",
+        lambda _self, _outgoing: seen.append((connection.in_atomic_block, connection.get_autocommit())),
+    )
+    Relay(app, source="tests", owner="w").send_due()
+    assert seen == [(False, True)] * 3
 
 
 def test_a_broker_that_is_gone_is_given_up_within_the_timeout(cast: Cast) -> None:
@@ -189,8 +326,8 @@ def test_two_relays_send_each_repair_once(app: Celery, cast: Cast) -> None:
     actions = [planned(cast, queue=queue) for _ in range(30)]
 
     def run(index: int) -> None:
-        relay = Relay(app, source="tests", owner=f"w{index}")
-        while relay.send_due():
+        sender = Relay(app, source="tests", owner=f"w{index}")
+        while sender.send_due():
             pass
 
     assert race(4, run) == [None] * 4

@@ -83,7 +83,7 @@ class Command(OperationsCommand):
             ("incident", lambda letter: f"#{letter.incident.number}"),
             ("outcome", lambda letter: letter.outcome_class),
             ("last seen", lambda letter: letter.last_seen_at),
-            ("job", lambda letter: letter.job_type),
+            ("job type", lambda letter: letter.job_type),
             ("error", lambda letter: letter.error_text),
         )
         self.answer_page(options, page, LetterSerializer, shown)
@@ -135,7 +135,7 @@ def _describe(letter: DeadLetter, page: LetterPage) -> list[str]:
     return [
         *facts(
             (
-                ("job", letter.job_type),
+                ("job type", letter.job_type),
                 ("id", letter.id),
                 ("incident", f"#{letter.incident.number}"),
                 ("state", letter.standing(letter.incident)),

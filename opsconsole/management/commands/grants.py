@@ -15,16 +15,12 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.core.serializers.json import DjangoJSONEncoder
 
 from grants import selectors, services
-from grants.access import authorise
 from grants.actions import Action
 from grants.audit import validate_key
 from grants.cli import add_operator_arguments, operator_from_options
-from grants.errors import AccessDenied
-from grants.models import ApiToken
+from grants.models import SCOPE_FIELDS, ApiToken
 from grants.operators import Operator
-from grants.principals import group_named, user_named
 from grants.resources import ANY, Resource
-from grants.service import record_denial
 from opsconsole.core.database import database_now
 from opsconsole.core.errors import OpsError
 from opsconsole.core.ids import new_id
@@ -108,7 +104,9 @@ class Command(BaseCommand):
 
     def list_grants(self, options: dict[str, Any]) -> None:
         """List grants."""
-        grants = selectors.grants_visible_to(operator_from_options(options), **_principal(options))
+        grants = selectors.grants_named(
+            operator_from_options(options), username=options["user"], group=options["group"]
+        )
         lines = [
             f"{held.id:<16} {held.holder:<16} {held.action:<26} "
             f"{' / '.join((held.tenant, held.actor_type, held.actor_id, held.command_id))}  "
@@ -119,17 +117,21 @@ class Command(BaseCommand):
 
     def grant(self, options: dict[str, Any]) -> None:
         """Give a permission."""
+        by = operator_from_options(options)
+        scope = {field: options[field] for field in SCOPE_FIELDS}
+        expires_at, key = _moment(options["expires"]), _key(options)
+        user, group = selectors.principal_to_manage(
+            by, Resource(**scope), username=options["user"], group=options["group"]
+        )
         receipt = services.grant(
-            by=operator_from_options(options),
+            by=by,
             action=Action(options["action"]),
-            tenant=options["tenant"],
-            actor_type=options["actor_type"],
-            actor_id=options["actor_id"],
-            command_id=options["command_id"],
+            **scope,
             reason=options["reason"],
-            expires_at=_moment(options["expires"]),
-            key=_key(options),
-            **_principal(options),
+            expires_at=expires_at,
+            key=key,
+            user=user,
+            group=group,
         )
         self._answer(options, asdict(receipt), [f"{receipt.grant_id}: {receipt.action} until {receipt.expires_at}"])
 
@@ -142,16 +144,12 @@ class Command(BaseCommand):
 
     def explain(self, options: dict[str, Any]) -> None:
         """Explain a decision about a user, to themselves or to who manages grants there."""
-        asking = operator_from_options(options)
-        user = user_named(options["username"])
-        resource = Resource(**{field: options[field] for field in ("tenant", "actor_type", "actor_id", "command_id")})
-        if asking.user_id != user.pk:
-            try:
-                authorise(asking, Action.GRANTS_MANAGE, resource)
-            except AccessDenied as denied:
-                record_denial(denied.operator, denied.action, denied.resource)
-                raise
-        explanation = selectors.explain(Operator.from_user(user), Action(options["action"]), resource)
+        explanation = selectors.explain_to(
+            operator_from_options(options),
+            Action(options["action"]),
+            Resource(**{field: options[field] for field in SCOPE_FIELDS}),
+            username=options["username"],
+        )
         if explanation.capability is not None:
             lines = [f"Yes, by {explanation.capability.text}"]
             lines += [f"  {one.field}: {one.wanted or 'none'} = {_named(one.granted)}" for one in explanation.compared]
@@ -223,13 +221,6 @@ def _add_action_and_scope(parser: ArgumentParser, default: str = ANY) -> None:
 
 def _add_key(parser: ArgumentParser) -> None:
     parser.add_argument("--key", help="idempotency key, for a script that may run twice (default: a new one)")
-
-
-def _principal(options: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "user": user_named(options["user"]) if options["user"] is not None else None,
-        "group": group_named(options["group"]) if options["group"] is not None else None,
-    }
 
 
 def _key(options: dict[str, Any]) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any
 
+from deadletters.policy import TaskPolicySpec
+from deadletters.selectors import task_policies
 from grants.operators import Operator
 from incidents import selectors, services
 from incidents.api.serializers import IncidentMutationSerializer, IncidentSerializer
@@ -87,16 +89,17 @@ class Command(OperationsCommand):
     def show(self, options: dict[str, Any], operator: Operator) -> None:
         """Show one incident."""
         page = incident_page(operator, incident_id(options["incident"]))
+        policy = task_policies().for_task(page.incident.job_type)
         links = {"letters": "", "repair_actions": "", "timeline": ""}
         letters = (
-            ("job", lambda letter: letter.id),
+            ("dead letter", lambda letter: letter.id),
             ("state", lambda letter: letter.standing(page.incident)),
             ("outcome", lambda letter: letter.outcome_class),
             ("last seen", lambda letter: letter.last_seen_at),
             ("error", lambda letter: letter.error_text),
         )
-        lines = [*_describe(page.incident), "", *table(page.letters, letters)]
-        self.answer(options, IncidentPageSerializer({"page": page, "links": links}), lines)
+        lines = [*_describe(page.incident, policy), "", *table(page.letters, letters)]
+        self.answer(options, IncidentPageSerializer({"page": page, "policy": policy, "links": links}), lines)
 
     def acknowledge(self, options: dict[str, Any], operator: Operator) -> None:
         """Take an incident."""
@@ -156,7 +159,7 @@ def _add_incident(parser: ArgumentParser) -> None:
     parser.add_argument("incident", type=incident_ref, help="#number or id")
 
 
-def _describe(incident: Incident) -> list[str]:
+def _describe(incident: Incident, policy: TaskPolicySpec) -> list[str]:
     return facts(
         (
             ("incident", f"#{incident.number} {incident.title}"),
@@ -165,6 +168,8 @@ def _describe(incident: Incident) -> list[str]:
             ("severity", Severity(incident.severity).label),
             ("tenant", incident.tenant),
             ("source", incident.source),
+            ("team", policy.team),
+            ("runbook", policy.runbook),
             ("holder", incident.acknowledged_by_name),
             ("unrepaired", f"{incident.unresolved_count} of {incident.letter_count} jobs"),
             ("failures", incident.occurrence_count),

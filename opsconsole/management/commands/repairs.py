@@ -56,7 +56,7 @@ class Command(OperationsCommand):
             ("state", lambda action: action.state),
             ("planned", lambda action: action.planned_at),
             ("by", lambda action: action.planned_by_name),
-            ("job", lambda action: action.job_type),
+            ("job type", lambda action: action.job_type),
         )
         self.answer_page(options, page, RepairSerializer, columns)
 

@@ -264,10 +264,11 @@ def _url(host: str, listening: socket.socket) -> str:
 
 def _wait_until_ready(supervisor: Supervisor, url: str) -> None:
     """Wait until the web server answers anything at all, a child ends, or somebody wants to stop."""
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # http_proxy is not for our own address
     deadline = time.monotonic() + READY_WITHIN_SECONDS
     while not supervisor.is_stopping and supervisor.ended() is None:
         try:
-            urllib.request.urlopen(f"{url}healthz", timeout=1).close()  # noqa: S310  (our own address)
+            direct.open(f"{url}healthz", timeout=1).close()
         except urllib.error.HTTPError:
             return
         except OSError:

@@ -11,6 +11,7 @@ SECRET_KEY = "the-secret-key-of-the-shop-that-is-only-used-in-tests"
 DEBUG = False
 ALLOWED_HOSTS = ["testserver", "localhost"]
 USE_TZ = True
+TIME_ZONE = "America/New_York"  # what the console calls UTC has to be UTC here too
 ROOT_URLCONF = "shop.urls"
 AUTH_USER_MODEL = "shop.Person"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
