@@ -24,7 +24,7 @@ from deadletters import conf
 from deadletters.intake import Failure, HostClock, Intake
 from deadletters.journal.events import Batch, Caught, Delivery, Ended, EndState, Failed
 from deadletters.journal.folder import JournalRoot, WorkerFolder
-from deadletters.journal.kept import KeptFailures, failures_from_json, failures_to_json
+from deadletters.journal.kept import KeptFailures, pack_failure, unpack_failure
 from deadletters.journal.reader import FolderReader
 from deadletters.models import Attempt, JournalFolder, SetAsideEntry, TaskMinute, TaskPolicy, WorkerNode
 from deadletters.policy import TaskPolicySpec
@@ -374,14 +374,13 @@ def _concerns_repairs(ended: Ended) -> bool:
 
 
 def seal_failed(failed: Failed) -> bytes:
-    """Return one failure as sealed JSON, complete enough to be recorded later."""
-    return conf.sealer().seal(failures_to_json([failed]))
+    """Return one failure sealed, complete enough to be recorded later."""
+    return conf.sealer().seal(pack_failure(failed, conf.sealer()))
 
 
 def open_failed(blob: bytes) -> Failed:
     """Return what ``seal_failed`` sealed; raises ``SealError`` if its key is gone."""
-    (failed,) = failures_from_json(conf.sealer().open(blob))
-    return failed
+    return unpack_failure(conf.sealer().open(blob), conf.sealer())
 
 
 ATTEMPTS = RowWriter(

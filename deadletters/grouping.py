@@ -129,8 +129,14 @@ def grouping_key(
     if _is_cut_off(caught, name):
         return _hashed(mode.value, tenant, source, task, name)
     if call_site:
-        return _hashed(mode.value, tenant, source, task, name, "frame", call_site)
+        return _key_of_place(str(mode), tenant, source, task, name, call_site)
     return _hashed(mode.value, tenant, source, task, name, "text", signature(text))
+
+
+@lru_cache(maxsize=1024)
+def _key_of_place(mode: str, tenant: str, source: str, task: str, name: str, call_site: str) -> str:
+    # Remembered, for a burst of failures comes from one place.
+    return _hashed(mode, tenant, source, task, name, "frame", call_site)
 
 
 def fingerprint(queue: str, job_id: str | None, message_id: str) -> str:

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from django.db import connection, transaction
+from django.db import IntegrityError, connection, transaction
 
 from deadletters import conf
 from deadletters.grouping import GroupingMode
@@ -26,8 +26,8 @@ from grants.audit import AuditEntry
 from grants.operators import SYSTEM
 from grants.resources import Resource
 from incidents.models import EpisodeEnd, Incident, IncidentNumber, IncidentState
-from opsconsole.core.canonical_json import canonical_json
-from opsconsole.core.database import AnyOf, RowWriter, locked, plain_value
+from opsconsole.core.canonical_json import JsonValue, canonical_json
+from opsconsole.core.database import AnyOf, RowWriter, is_unique_violation, locked, plain_value
 from opsconsole.core.ids import new_id
 
 LETTER_RECORDED = "queue.dead_lettered"
@@ -179,14 +179,17 @@ class _Recording:
     def _lock(self) -> None:
         """Make the incidents that may be needed, lock them all in the order of their ids, then the letters."""
         found = {self._letter_identity(letter): letter for letter in self._read_letters()}
-        self._read_incidents(keys=[self._key(failure) for failure in self.failures])
+        existing = self._read_incidents()
         needed = {
             self._key(failure): failure
             for failure in self.failures
-            if self._key(failure) not in self.by_key and self._may_need_target(found.get(self._identity(failure)))
+            if self._key(failure) not in existing and self._may_need_target(found.get(self._identity(failure)))
         }
         made = self._make_incidents(needed)
-        ids = {incident.id for incident in self.by_key.values()}
+        if len(made) < len(needed):
+            # Another recorder made some of them first: read those, now that its transaction has ended.
+            existing = self._read_incidents()
+        ids = set(existing.values())
         ids.update(letter.incident_id for letter in found.values())
         self.incidents = Incident.objects.lock_many(list(ids | made))
         self.by_key = {(row.tenant, row.source, row.key): row for row in self.incidents.values()}
@@ -206,24 +209,26 @@ class _Recording:
 
     def _read_letters(self) -> list[DeadLetter]:
         plain = [failure for failure in self.failures if failure.repaired_letter_id is None]
-        letters: list[DeadLetter] = []
+        ids = set(self.repaired)
         if plain:
-            letters += DeadLetter.objects.filter(
-                AnyOf("fingerprint", [failure.fingerprint for failure in plain]),
-                tenant__in={failure.tenant for failure in plain},
-                source=plain[0].source,
-            ).select_related("incident")
-        if self.repaired:
-            letters += DeadLetter.objects.filter(id__in=self.repaired).select_related("incident")
-        return letters
+            # Their ids first: most failures have no letter yet, and a query of every column takes longer to write.
+            ids |= set(
+                DeadLetter.objects.filter(
+                    AnyOf("fingerprint", [failure.fingerprint for failure in plain]),
+                    tenant__in={failure.tenant for failure in plain},
+                    source=plain[0].source,
+                ).values_list("id", flat=True)
+            )
+        return list(DeadLetter.objects.filter(AnyOf("id", ids)).select_related("incident")) if ids else []
 
-    def _read_incidents(self, keys: list[tuple[str, str, str]]) -> None:
+    def _read_incidents(self) -> dict[tuple[str, str, str], UUID]:
+        keys = {self._key(failure) for failure in self.failures}
         rows = Incident.objects.filter(
-            AnyOf("key", {key[2] for key in keys}),
-            tenant__in={key[0] for key in keys},
-            source__in={key[1] for key in keys},
-        )
-        self.by_key = {(row.tenant, row.source, row.key): row for row in rows}
+            AnyOf("key", {key for _tenant, _source, key in keys}),
+            tenant__in={tenant for tenant, _source, _key in keys},
+            source__in={source for _tenant, source, _key in keys},
+        ).values_list("tenant", "source", "key", "id")
+        return {(tenant, source, key): incident_id for tenant, source, key, incident_id in rows}
 
     def _may_need_target(self, letter: DeadLetter | None) -> bool:
         """A letter keeps its incident while it is unresolved, whatever its newest error."""
@@ -266,9 +271,6 @@ class _Recording:
                 )
             )
         made = INCIDENTS.insert_returning(rows, "id")
-        if len(made) < len(rows):
-            # Another recorder made some of them first: read those, now that its transaction has ended.
-            self._read_incidents(keys=[self._key(failure) for failure in self.failures])
         return {UUID(text) for text in made}
 
     def _read_episode_ends(self) -> None:
@@ -440,15 +442,12 @@ class _Recording:
         new_occurrences: list[tuple[Failure, UUID, bool]],
         changed: list[DeadLetter],
     ) -> None:
-        inserted = LETTERS.insert_returning([self._letter_row(failure) for failure in new_letters], "id")
-        if len(inserted) < len(new_letters):
-            raise PlanOvertaken
-        tracebacks = {f.traceback_digest: f.traceback for f, _id, _late in new_occurrences if f.traceback_digest}
-        # In the order of their digests: two recorders inserting the same ones would otherwise wait for each other.
-        TRACEBACKS.insert(sorted(tracebacks.items()))
-        written = OCCURRENCES.insert([self._occurrence_row(*item) for item in new_occurrences])
-        if written < len(new_occurrences):
-            raise PlanOvertaken
+        try:
+            self._insert(new_letters, new_occurrences)
+        except IntegrityError as error:
+            if is_unique_violation(error):
+                raise PlanOvertaken from error
+            raise
         MESSAGES.insert(
             [
                 (letter_id, blob, failure.key_id, failure.message_digest, self.now)
@@ -462,6 +461,15 @@ class _Recording:
         if unused:
             Incident.objects.filter(id__in=unused).delete()
         self._audit(new_letters)
+
+    def _insert(self, new_letters: list[Failure], new_occurrences: list[tuple[Failure, UUID, bool]]) -> None:
+        # Not ON CONFLICT DO NOTHING, which makes PostgreSQL look into each unique index twice: that another recorder
+        # was first is rare, and then all of it is planned anew.
+        LETTERS.insert([self._letter_row(failure) for failure in new_letters])
+        tracebacks = {f.traceback_digest: f.traceback for f, _id, _late in new_occurrences if f.traceback_digest}
+        # In the order of their digests: two recorders inserting the same ones would otherwise wait for each other.
+        TRACEBACKS.insert(sorted(tracebacks.items()))
+        OCCURRENCES.insert([self._occurrence_row(*item) for item in new_occurrences])
 
     def _letter_row(self, failure: Failure) -> tuple[Any, ...]:
         incident = self._target(failure)
@@ -485,6 +493,7 @@ class _Recording:
         )  # fmt: skip
 
     def _audit(self, new_letters: list[Failure]) -> None:
+        outcomes: dict[tuple[UUID, str], dict[str, JsonValue]] = {}
         events = [
             AuditEntry(
                 action=LETTER_RECORDED,
@@ -498,12 +507,7 @@ class _Recording:
                     target_id=str(failure.letter_id),
                 ),
                 key=f"dead-letter:{failure.source}:{failure.fingerprint}",
-                outcome={
-                    "errorCode": "queue_retries_exhausted",
-                    "incident": str(self._target(failure).id),
-                    "jobType": failure.job_type,
-                    "version": 1,
-                },
+                outcome=self._outcome(failure, outcomes),
             )
             for failure in new_letters
         ]
@@ -514,6 +518,19 @@ class _Recording:
             reason = self.reopened.get(incident_id, "")
             events.append(incident_event(incident, reason, self.now))
         audit.record_many(events, at=self.now)
+
+    def _outcome(self, failure: Failure, known: dict[tuple[UUID, str], dict[str, JsonValue]]) -> dict[str, JsonValue]:
+        """Return what the audit row of a new letter says; the same mapping for all that say the same."""
+        incident_id = self._target(failure).id
+        outcome = known.get((incident_id, failure.job_type))
+        if outcome is None:
+            outcome = known[incident_id, failure.job_type] = {
+                "errorCode": "queue_retries_exhausted",
+                "incident": str(incident_id),
+                "jobType": failure.job_type,
+                "version": 1,
+            }
+        return outcome
 
 
 def incident_event(incident: Incident, reason: str, now: datetime) -> AuditEntry:
@@ -592,7 +609,6 @@ LETTERS = RowWriter(
         "routing_key", "priority", "root_id", "parent_id", "group_id", "chord_id", "worker", "release", "trace_id",
         "sentry_id", "is_set_aside", "occurrence_count", "first_seen_at", "last_seen_at",
     ),
-    suffix="ON CONFLICT (tenant, source, fingerprint) DO NOTHING",
 )  # fmt: skip
 TRACEBACKS = RowWriter(TracebackText, ("digest", "text"), suffix="ON CONFLICT (digest) DO NOTHING")
 OCCURRENCES = RowWriter(
@@ -602,7 +618,6 @@ OCCURRENCES = RowWriter(
         "recorded_at", "is_late", "caught", "outcome_class", "outcome_reason", "error_class", "error_text",
         "traceback", "worker", "release",
     ),
-    suffix="ON CONFLICT (tenant, source, delivery) DO NOTHING",
 )  # fmt: skip
 MESSAGES = RowWriter(
     SealedMessage,

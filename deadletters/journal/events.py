@@ -113,6 +113,8 @@ class Failed:
     at_wall: float
     error: ErrorReport
     never_started: bool = False  # certain that its body did not run
+    # The error as the journal holds it, empty if the reader found it out; sealed twice, one error looks like two.
+    sealed_error: bytes = field(default=b"", compare=False, repr=False)
 
 
 Event: TypeAlias = Ended | Failed

@@ -175,7 +175,7 @@ def error_to_json(error: ErrorReport) -> bytes:
 
 def error_from_json(data: bytes) -> ErrorReport:
     """Return the error that ``error_to_json`` wrote."""
-    values: list[Any] = json.loads(data)
+    values: list[Any] = json.loads(data.decode("ascii"))
     error_class, text, traceback, call_site, classes = values
     return ErrorReport(
         error_class=error_class, text=text, traceback=traceback, call_site=call_site, classes=tuple(classes)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import re
+import struct
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -14,25 +14,31 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
-from deadletters.journal.events import Caught, Delivery, ErrorReport, Failed, MessageState
+from deadletters.journal.events import Caught, Delivery, Failed, MessageState
 from deadletters.journal.folder import KEPT_FOLDER, JournalRoot
-from deadletters.journal.frames import encode_json, make_frame, read_frames
+from deadletters.journal.frames import (
+    ERROR_CONTEXT,
+    encode_json,
+    error_from_json,
+    error_to_json,
+    make_frame,
+    read_frames,
+)
 from opsconsole.core.clock import wall_now
 from opsconsole.core.sealing import Sealer, SealError
 
-KEPT_CONTEXT: Final = b"opsconsole kept failure"
-
 _NAME: Final = re.compile(r"kept\.(?P<start>\d+)\.(?P<pid>\d+)\.j")
 _FILES_PER_SPAN: Final = 24
-# The sealed message is the one that JSON cannot hold as it is.
+# The sealed message stands behind the others.
 _FIELDS: Final = tuple(item.name for item in fields(Delivery) if item.name != "sealed")
+_USUAL: Final = tuple(item.default for item in fields(Delivery) if item.name != "sealed")
 _values_of: Final = attrgetter(*_FIELDS)
-_AT_ONCE: Final = 50
-"""Failures sealed together: what is damaged loses no more, and one seal for each would cost five times as much."""
+_HEAD: Final = struct.Struct(">II")
+_UNREADABLE: Final = (SealError, ValueError, KeyError, TypeError, struct.error)
 
 
 class KeptFailures:
-    """Append-only files of sealed failures under the journal's root, shared by all workers of the host.
+    """Append-only files of failures under the journal's root, shared by all workers of the host.
 
     Each file covers a small part of the time and of the bytes that may be kept, so that expiring removes whole files.
     """
@@ -50,9 +56,7 @@ class KeptFailures:
 
     def keep(self, failed: Iterable[Failed]) -> None:
         """Append failures; raises ``OSError`` if the disk does not take them."""
-        listed = list(failed)
-        pages = (listed[start : start + _AT_ONCE] for start in range(0, len(listed), _AT_ONCE))
-        data = b"".join(make_frame(self._sealer.seal(failures_to_json(page), KEPT_CONTEXT)) for page in pages)
+        data = b"".join(make_frame(pack_failure(item, self._sealer)) for item in failed)
         if not data:
             return
         with self._lock:
@@ -74,10 +78,9 @@ class KeptFailures:
                 continue
             for _, _, payload in read_frames(data, final=True)[0]:
                 try:
-                    failures = failures_from_json(self._sealer.open(payload, KEPT_CONTEXT))
-                except (SealError, ValueError, KeyError, TypeError):
+                    yield unpack_failure(payload, self._sealer)
+                except _UNREADABLE:
                     continue
-                yield from failures
 
     def expire(self) -> int:
         """Remove files past the age, then the oldest until the rest fits; return how many were removed."""
@@ -124,44 +127,34 @@ class KeptFailures:
         return [self.path / name for name in names]
 
 
-def failures_to_json(failures: Iterable[Failed]) -> bytes:
-    """Return failures as JSON, for sealing: the names of a delivery's fields once, then a row of values for each."""
-    rows = []
-    for failed in failures:
-        error = failed.error
-        rows.append(
-            (
-                _values_of(failed.delivery),
-                base64.b64encode(failed.delivery.sealed).decode("ascii"),
-                failed.caught,
-                failed.at_boot,
-                failed.at_wall,
-                (error.error_class, error.text, error.traceback, error.call_site, error.classes),
-                failed.never_started,
-            )
-        )
-    return encode_json({"fields": _FIELDS, "failures": rows}).encode("ascii")
+def pack_failure(failed: Failed, sealer: Sealer) -> bytes:
+    """Return one failure as bytes. Error and message stay sealed as the journal has them; the rest is no secret."""
+    delivery: dict[str, Any] = {
+        name: value
+        for name, usual, value in zip(_FIELDS, _USUAL, _values_of(failed.delivery), strict=True)
+        if value != usual
+    }
+    more = (failed.caught, failed.at_boot, failed.at_wall, failed.never_started)
+    head = encode_json((delivery, more)).encode("ascii")
+    error = failed.sealed_error or sealer.seal(error_to_json(failed.error), ERROR_CONTEXT)
+    return b"".join((_HEAD.pack(len(head), len(error)), head, error, failed.delivery.sealed))
 
 
-def failures_from_json(data: bytes) -> list[Failed]:
-    """Return the failures that ``failures_to_json`` wrote; raises ``ValueError`` and the like for anything else."""
-    page = json.loads(data)
-    return [_failed_of(page["fields"], row) for row in page["failures"]]
-
-
-def _failed_of(names: list[str], row: list[Any]) -> Failed:
-    values, sealed, caught, at_boot, at_wall, error, never_started = row
+def unpack_failure(data: bytes, sealer: Sealer) -> Failed:
+    """Return what ``pack_failure`` packed; raises ``SealError`` if its key is gone, ``ValueError`` and the like."""
+    head, error = _HEAD.unpack_from(data)
+    middle = _HEAD.size + head
+    delivery, (caught, at_boot, at_wall, never_started) = json.loads(data[_HEAD.size : middle])
     # A field that a newer release added is left out by an older one that reads its files.
-    known = {name: value for name, value in zip(names, values, strict=True) if name in _FIELDS}
-    known["message_state"] = MessageState(known["message_state"])
-    error_class, text, traceback, call_site, classes = error
+    known = {name: value for name, value in delivery.items() if name in _FIELDS}
+    known["message_state"] = MessageState(known.get("message_state", MessageState.MISSING))
+    sealed_error = data[middle : middle + error]
     return Failed(
-        delivery=Delivery(**known, sealed=base64.b64decode(sealed)),
+        delivery=Delivery(**known, sealed=data[middle + error :]),
         caught=Caught(caught),
         at_boot=at_boot,
         at_wall=at_wall,
-        error=ErrorReport(
-            error_class=error_class, text=text, traceback=traceback, call_site=call_site, classes=tuple(classes)
-        ),
+        error=error_from_json(sealer.open(sealed_error, ERROR_CONTEXT)),
         never_started=never_started,
+        sealed_error=sealed_error,
     )

@@ -408,11 +408,9 @@ class FolderReader:
             self._gaps = True
             self._damaged.append(f"{place[0]}: {json.loads(body).get('lost')} entries could not be written")
             return
-        if number in self._closed:
-            return
-        item = self._open.get(number)
+        item = self._open_or_new(number)
         if item is None:
-            item = self._open[number] = _Open(Delivery(token=self._token(number), task_id="", task=""))
+            return
         item.places.append(place)
         delivery = item.delivery
         if kind == Kind.RECEIVED:
@@ -452,6 +450,13 @@ class FolderReader:
             self._give_back(number, item, boot, wall)
         elif kind not in (Kind.ABORT, Kind.CANCELLED):
             raise ValueError(f"unknown kind {kind}")
+
+    def _open_or_new(self, number: int) -> _Open | None:
+        """Return an open delivery, begun here if this is the first that is heard of it; None if it has ended."""
+        item = self._open.get(number)
+        if item is None and number not in self._closed:
+            item = self._open[number] = _Open(Delivery(token=self._token(number), task_id="", task=""))
+        return item
 
     def _apply_received(self, number: int, item: _Open, boot: float, wall: float, body: bytes) -> None:
         if item.known:
@@ -493,7 +498,7 @@ class FolderReader:
         elif end in _FAILED_ENDS:
             caught = Caught.FAILURE if end == End.REJECTED else Caught.REQUEUED_AFTER_ACK
             self._look_ahead(number, item, position)
-            self._fail(number, item, caught, boot, wall, self._open_error(body[1:]))
+            self._fail(number, item, caught, boot, wall, self._open_error(body[1:]), sealed_error=body[1:])
 
     def _apply_report(
         self,
@@ -506,16 +511,14 @@ class FolderReader:
         position: int | None,
     ) -> None:
         _, identity, sealed_error, message = split_report_part(body)
-        if number in self._closed:
-            return
         if number == 0:
             found = self._newest_of(json.loads(identity)[0], place)
             if found is None:
                 return
             number = found
-        item = self._open.get(number)
+        item = self._open_or_new(number)
         if item is None:
-            item = self._open[number] = _Open(Delivery(token=self._token(number), task_id="", task=""))
+            return
         item.places.append(place)
         delivery = item.delivery
         if not item.known:
@@ -544,6 +547,7 @@ class FolderReader:
                 wall,
                 error or ErrorReport(error_class="", text=""),
                 never_started=certain,
+                sealed_error=sealed_error,
             )
 
     def _look_ahead(self, number: int, item: _Open, position: int | None) -> None:
@@ -591,6 +595,7 @@ class FolderReader:
         error: ErrorReport,
         *,
         never_started: bool = False,
+        sealed_error: bytes = b"",
     ) -> None:
         if not item.known and not self._identify_from_message(item):
             self._damaged.append(f"a delivery failed ({caught}), but nothing says what it was")
@@ -604,6 +609,7 @@ class FolderReader:
                 at_wall=wall,
                 error=error,
                 never_started=never_started,
+                sealed_error=sealed_error,
             )
         )
         self._close(number, item)
@@ -782,7 +788,8 @@ def _capped(damaged: list[str]) -> tuple[str, ...]:
 
 
 def _identify(delivery: Delivery, identity: bytes) -> None:
-    parts = json.loads(identity)
+    # Decoded here, for json would guess the encoding of bytes each time.
+    parts = json.loads(identity.decode("ascii"))
     task_id, task, queue, retries = parts[:4]
     delivery.task_id = delivery.root_id = task_id
     delivery.task = task

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
-from django.db import DEFAULT_DB_ALIAS, connections, models
+from django.db import DEFAULT_DB_ALIAS, IntegrityError, connections, models
 from django.db.models import Expression, F
 
 if TYPE_CHECKING:
@@ -37,6 +37,11 @@ def locked(queryset: models.QuerySet[Any], *, skip: bool = False, of: tuple[str,
     if connections[queryset.db].vendor != "postgresql":
         return queryset
     return queryset.select_for_update(skip_locked=skip, of=of)
+
+
+def is_unique_violation(error: IntegrityError) -> bool:
+    """Say whether a row was refused because another has its key, and not for what it holds."""
+    return getattr(error.__cause__, "sqlstate", None) == "23505" or str(error).startswith("UNIQUE constraint failed")
 
 
 class AnyOf(Expression):

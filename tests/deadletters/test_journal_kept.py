@@ -137,14 +137,3 @@ def test_fields_of_a_newer_release_are_left_out(root: JournalRoot, monkeypatch: 
     monkeypatch.setattr(module, "_FIELDS", tuple(name for name in module._FIELDS if name != "tenant"))
     (found,) = kept.iter()
     assert (found.delivery.task_id, found.delivery.tenant) == ("id-1", "default")
-
-
-def test_a_page_is_sealed_in_parts_so_that_damage_costs_one_of_them(root: JournalRoot) -> None:
-    kept = keep_in(root)
-    kept.keep([failed(number) for number in range(120)])
-    (path,) = kept.path.iterdir()
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-    left = [item.delivery.task_id for item in kept.iter()]
-    assert left == [f"id-{number}" for number in (*range(50), *range(100, 120))]

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 from django.db import DatabaseError, connection, models, transaction
+from hypothesis import given
+from hypothesis import strategies as st
 
 from grants import sql
 from grants.checks import check_audit_triggers
-from grants.leaf import verify_leaf
+from grants.leaf import LEAF_COLUMNS, LEAF_VERSION, hash_leaf, verify_leaf
 from grants.models import AuditEvent, CapabilityScope
 from grants.resources import ANY
+from opsconsole.core.canonical_json import canonical_json
+from opsconsole.core.ids import new_id
 from tests.grants.tools import write_event
 
 REFUSED = r"ops_audit_append_only|rows never change"
@@ -201,3 +207,18 @@ def test_the_triggers_can_be_left_out_for_a_while() -> None:
     with sql.audit_triggers_dropped(connection):
         AuditEvent.objects.all().delete()
     assert sql.missing_triggers(connection) == []
+
+
+@given(st.dictionaries(st.sampled_from(LEAF_COLUMNS[LEAF_VERSION]), st.text(max_size=20) | st.none()), st.datetimes())
+def test_a_leaf_is_the_hash_of_canonical_json(texts: dict[str, str | None], at: datetime) -> None:
+    """C16: anyone can compute it from the row, without this code."""
+    moment = at.replace(tzinfo=timezone(timedelta(hours=5)))
+    columns = {
+        **dict.fromkeys(LEAF_COLUMNS[LEAF_VERSION], ""),
+        **texts,
+        "id": new_id(),
+        "at": moment,
+        "leaf_version": 1,
+    }
+    told = {**columns, "id": str(columns["id"]), "at": moment.astimezone(UTC).isoformat(timespec="microseconds")}
+    assert hash_leaf(columns) == hashlib.sha256(b"\x00" + canonical_json(told).encode()).hexdigest()

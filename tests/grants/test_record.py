@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -247,6 +248,31 @@ def entry(number: int, tenant: str = "t-a") -> AuditEntry:
         outcome={"letter": number},
         key=f"dead-letter:q:{number}",
     )
+
+
+@pytest.mark.django_db
+def test_each_row_of_a_batch_is_what_it_would_be_alone() -> None:
+    """C16: rows that share most of what they say are made together, and differ in nothing that they do not share."""
+    shared = {"same": "100 % and \u00e4"}
+    entries = [
+        replace(entry(1), outcome=shared),
+        replace(entry(2), outcome=shared, reason='a "quoted" %s \\ reason'),
+        replace(entry(3), key=None, outcome={"same": "else"}),
+        replace(entry(4), key="k" * 700),
+        replace(entry(5), operator=OLGA, capability=BY_GRANT, key="o-1", digest="d" * 64, request_id="r-1"),
+        replace(entry(6), resource=Resource(tenant="t-\ud800", actor_type="cart", actor_id="7", target_type="letter",
+                                            target_id="\0" * 300)),
+        replace(entry(7), resource=Resource(tenant="t-a", command_id="skip")),
+    ]  # fmt: skip
+    now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    assert audit.record_many(entries, at=now) == len(entries)
+    rows = {row["idempotency_key"] or row["outcome"]: row for row in AuditEvent.objects.values()}
+    for one in entries:
+        alone = {**audit._columns(one, now)}
+        row = rows[alone["idempotency_key"] or alone["outcome"]]
+        differing = {name for name, value in alone.items() if row[name] != value}
+        assert differing == {"id", "leaf_hash"}
+    assert all(verify_leaf(event) for event in AuditEvent.objects.all())
 
 
 @pytest.mark.django_db
