@@ -14,10 +14,11 @@ PYTHON ?= $(shell for name in python3.13 python3.12 python3.11 python3 python; d
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
+PORT ?= 8000
 PYTEST_ARGS ?=
 
 help:
-	@echo "make run     start the console at http://127.0.0.1:8000 (SQLite, no other service)"
+	@echo "make run     start the console at http://127.0.0.1:$(PORT) (SQLite, no other service); PORT=8001 chooses another port"
 	@echo "make test    the whole test suite, on SQLite and then on PostgreSQL"
 	@echo "make lint    ruff, mypy, import rules, missing migrations"
 	@echo "make bench   the benchmarks"
@@ -48,7 +49,7 @@ endif
 	@$(PYTHON) -m venv --clear .venv
 
 run: .venv/installed
-	@exec $(BIN)/python manage.py up
+	@exec $(BIN)/python manage.py up --port $(PORT)
 
 # Stops at the first suite that fails, and says how each ended.
 test: .venv/installed-dev

@@ -16,13 +16,14 @@ from django.template.response import TemplateResponse
 from django.utils import timezone
 
 from deadletters import conf
+from deadletters.arguments import parse_signature
 from deadletters.models import Attempt, DeadLetter, LetterState, Occurrence, WorkerNode
 from deadletters.outcome import OutcomeClass
 from deadletters.querysets import NODE_IS_GONE_AFTER
 from grants.actions import Action
 from grants.operators import Operator
 from grants.pages import OperatorAdmin, operator_of, require_readable
-from incidents.admin import Buttons, TenantFilter, incident_name
+from incidents.admin import Buttons, TenantFilter, incident_name, incident_number
 from incidents.models import Incident
 from opsconsole.core.admin import LONGEST_TEXT, ChoiceFilter, TextFilter, ago, thousands, when
 
@@ -127,13 +128,11 @@ class IncidentNumberFilter(TextFilter):
     parameter_name = "incident"
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:  # noqa: ARG002
-        """Keep the jobs of that incident."""
+        """Keep the rows of that incident."""
         if not self.typed:
             return queryset
-        digits = self.typed.upper().removeprefix("INC-").removeprefix("#")
-        if not (digits.isascii() and digits.isdigit() and len(digits) < 19):
-            return queryset.none()
-        return queryset.filter(incident__number=int(digits))
+        number = incident_number(self.typed)
+        return queryset.none() if number is None else queryset.filter(incident__number=number)
 
 
 class DeadLetterAdmin(OperatorAdmin):
@@ -171,7 +170,7 @@ class DeadLetterAdmin(OperatorAdmin):
 
     @admin.display(description="If run again")
     def outcome(self, row: DeadLetter) -> str:
-        return OUTCOME_WORDS[row.outcome_class]
+        return OUTCOME_WORDS[row.outcome_class] if row.state == LetterState.OPEN else ""
 
     @admin.display(description="Error")
     def error(self, row: DeadLetter) -> str:
@@ -245,6 +244,7 @@ class DeadLetterAdmin(OperatorAdmin):
             state=letter_words(letter, incident),
             outcome=OUTCOME_WORDS[letter.outcome_class],
             tone=OUTCOME_TONES[letter.outcome_class],
+            is_open=letter.state == LetterState.OPEN,
             history=self.history(letter, occurrences),
             history_limit=HISTORY_ROWS,
             traceback=text,
@@ -377,6 +377,24 @@ def node_warnings(node: WorkerNode) -> list[str]:
     return warnings
 
 
+def call_words(signature_text: str) -> str:
+    """Return how a task is called, as Python writes it, from what its worker publishes; "" where that is not known."""
+    found = parse_signature(signature_text) if signature_text else None
+    if found is None:
+        return ""
+    parts = [name if place < found.required else f"{name}=…" for place, name in enumerate(found.positional)]
+    if found.positional_only:
+        parts.insert(found.positional_only, "/")
+    if found.varargs:
+        parts.append("*args")
+    elif found.kwonly:
+        parts.append("*")
+    parts += [name if name in found.kwonly_required else f"{name}=…" for name in found.kwonly]
+    if found.varkw:
+        parts.append("**kwargs")
+    return f"({', '.join(parts)})"
+
+
 class WorkerNodeAdmin(OperatorAdmin):
     """Who runs jobs, who does not report, and what waits on their hosts."""
 
@@ -443,7 +461,9 @@ class WorkerNodeAdmin(OperatorAdmin):
             state=node_state(node, node.now),
             warnings=node_warnings(node),
             queues=json.loads(node.queues),
-            tasks=sorted(json.loads(node.tasks).items())[:1_000],
+            tasks=[
+                f"{name}{call_words(signature)}" for name, signature in sorted(json.loads(node.tasks).items())[:1_000]
+            ],
         )
         return TemplateResponse(request, "ops/worker.html", context)
 

@@ -5,6 +5,7 @@ What is above this app (jobs, repairs) adds its half in ``repairs.admin``, whose
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -58,6 +59,17 @@ AUDIT_WORDS = {
     "operations.incident_reopened": "opened it again",
     "operations.incident_retry_applied": "retried jobs of it",
 }
+RESOLUTION_WORDS = {
+    "repaired": "repaired",
+    "already_done": "it had already happened",
+    "discarded": "discarded",
+    "done_another_way": "the work was done in another way",
+    "no_longer_needed": "the work is no longer needed",
+    "loss_accepted": "the loss is accepted",
+    "test_or_drill": "it was a test or a drill",
+    "other_reason": "another reason",
+}
+"""Codes that the product or its own form gives; one that somebody typed is shown without its underscores."""
 MOST_TENANTS = 50
 TIMELINE_ROWS = 50
 TRIES = 3
@@ -66,6 +78,22 @@ TRIES = 3
 def incident_name(incident: Incident) -> str:
     """Return what people call it on the phone."""
     return f"INC-{incident.number:04d}"
+
+
+def incident_number(text: str) -> int | None:
+    """Return the number that somebody typed, as INC-0012, #12 or 12; None for what is none."""
+    match = re.fullmatch(r"(?:inc-|#)?0*([0-9]{1,18})", text.strip().lower(), re.ASCII)
+    return None if match is None else int(match[1])
+
+
+def resolution_words(code: str) -> str:
+    """Return why an incident was closed as a person says it."""
+    return RESOLUTION_WORDS.get(code, code.replace("_", " "))
+
+
+def resolution_text(code: str, summary: str) -> str:
+    """Return a stored summary without the code that stands before it (A11)."""
+    return summary.removeprefix(f"[{code}]").strip()
 
 
 def state_words(incident: Incident) -> str:
@@ -108,6 +136,18 @@ class TimelineLine:
     who: str
     what: str
     detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How an episode ended, as a person says it."""
+
+    at: datetime
+    episode: int
+    who: str
+    why: str
+    text: str
+    unrepaired: int
 
 
 class TenantFilter(ChoiceFilter):
@@ -226,6 +266,8 @@ class IncidentAdmin(OperatorAdmin):
         "holder",
     )  # fmt: skip
     list_filter = (StateFilter, SeverityFilter, TenantFilter, MineFilter)
+    told_otherwise: ClassVar[tuple[str, ...]] = ()
+    """Actions in the audit trail that a subclass tells of in its own lines."""
     pages: ClassVar[tuple[tuple[str, str, str], ...]] = (
         ("page", "<uuid:object_id>/", "page_view"),
         ("take", "<uuid:object_id>/take/", "take_view"),
@@ -285,10 +327,10 @@ class IncidentAdmin(OperatorAdmin):
         """Find an incident by its number, exactly, and in any state."""
         if not search_term:
             return queryset, False
-        match = re.fullmatch(r"(?:inc-|#)?0*([0-9]{1,18})", search_term.strip().lower())
-        if match is None:
+        number = incident_number(search_term)
+        if number is None:
             return queryset.none(), False
-        return self.get_queryset(request).filter(number=int(match[1])).order_by(*self.keyset), False
+        return self.get_queryset(request).filter(number=number).order_by(*self.keyset), False
 
     def list_context(self, request: HttpRequest, cl: KeysetChangeList) -> dict[str, Any]:
         """Add what the search says."""
@@ -323,6 +365,8 @@ class IncidentAdmin(OperatorAdmin):
             may=may,
             timeline=self.timeline(incident),
             endings=self.endings(incident),
+            resolution=resolution_words(incident.resolution_code),
+            resolution_text=resolution_text(incident.resolution_code, incident.resolution_summary),
         )
 
     def button_actions(self) -> tuple[Action, ...]:
@@ -360,23 +404,36 @@ class IncidentAdmin(OperatorAdmin):
         return f"Close without repairing {thousands(count)} {'job' if count == 1 else 'jobs'}"
 
     def timeline(self, incident: Incident) -> list[TimelineLine]:
-        """Return what people and the system did to it, newest first."""
+        """Return what people and the system did to it, newest first; the app above adds what was done to its jobs."""
         events = AuditEvent.objects.filter(
             target_type="incident", target_id=str(incident.id), verdict=Verdict.ALLOWED
-        ).order_by("-at", "-id")[:TIMELINE_ROWS]
+        ).exclude(action__in=self.told_otherwise)
         return [
             TimelineLine(
                 at=event.at,
                 who=event.operator_name,
                 what=AUDIT_WORDS.get(event.action, event.action),
-                detail=event.reason,
+                detail=event.reason or _why(event),
             )
-            for event in events
+            for event in events.order_by("-at", "-id")[:TIMELINE_ROWS]
         ]
 
-    def endings(self, incident: Incident) -> list[EpisodeEnd]:
-        """Return how it was closed before, newest first."""
-        return list(EpisodeEnd.objects.filter(incident=incident).order_by("-episode")[:20])
+    def endings(self, incident: Incident) -> list[Ending]:
+        """Return how it was closed before, newest first; how it is closed now stands above."""
+        ends = EpisodeEnd.objects.filter(incident=incident)
+        if incident.is_resolved:
+            ends = ends.exclude(episode=incident.episode)
+        return [
+            Ending(
+                at=end.resolved_at,
+                episode=end.episode,
+                who="by itself" if end.resolved_by_name == "system" else f"by {end.resolved_by_name}",
+                why=resolution_words(end.resolution_code),
+                text=resolution_text(end.resolution_code, end.resolution_summary),
+                unrepaired=end.unrepaired_count,
+            )
+            for end in ends.order_by("-episode")[:20]
+        ]
 
     def latest_change(self, incident: Incident) -> TimelineLine | None:
         """Return the newest thing that was done to it."""
@@ -522,6 +579,16 @@ class IncidentAdmin(OperatorAdmin):
             refusal=refusal,
             changed=changed,
         )
+
+
+def _why(event: AuditEvent) -> str:
+    """Return why it was closed or opened again, where its row of the trail says so."""
+    outcome = json.loads(event.outcome)
+    if event.action == RESOLVED:
+        return resolution_words(str(outcome.get("code") or outcome.get("resolution") or ""))
+    if event.action == "operations.incident_reopened":
+        return REOPENED_WORDS.get(str(outcome.get("reason", "")), "")
+    return ""
 
 
 def seen(incident: Incident) -> dict[str, str]:

@@ -72,8 +72,9 @@ class RepairAction(models.Model):
     actor_type = models.CharField(max_length=100, db_default="")
     actor_id = models.CharField(max_length=200, db_default="")
     action_type = models.CharField(max_length=20, choices=ActionType.choices)
-    letter = models.ForeignKey(DeadLetter, on_delete=models.PROTECT, related_name="repairs")
-    incident = models.ForeignKey(Incident, on_delete=models.PROTECT, related_name="repairs")
+    # Without the index of a foreign key: one below begins with it.
+    letter = models.ForeignKey(DeadLetter, on_delete=models.PROTECT, related_name="repairs", db_index=False)
+    incident = models.ForeignKey(Incident, on_delete=models.PROTECT, related_name="repairs", db_index=False)
     batch = models.ForeignKey(RepairBatch, null=True, on_delete=models.PROTECT, related_name="repairs")
     previous = models.ForeignKey("self", null=True, on_delete=models.PROTECT, related_name="+")
     operation_key = models.CharField(max_length=400, unique=True)
@@ -121,6 +122,8 @@ class RepairAction(models.Model):
             ),
             models.Index(F("letter"), F("id").desc(), name="ops_repair_of_letter"),
             models.Index(F("incident"), F("id").desc(), name="ops_repair_of_incident"),
+            models.Index(F("tenant"), F("id").desc(), name="ops_repair_of_tenant"),
+            models.Index(F("state"), F("id").desc(), name="ops_repair_of_state"),
             models.Index(
                 F("answer_due_at"), F("id"), condition=Q(state__in=("sent", "started")), name="ops_repair_unanswered"
             ),

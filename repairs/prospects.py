@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
+from uuid import UUID
 
 from django.db.models import Q
 
@@ -84,32 +85,59 @@ class Selection:
         return [one for one in self.checked if one.prospect in prospects]
 
 
-def count_tiles(incident: Incident, served: Served) -> Tiles:
-    """Return the counts of an incident's unsettled jobs, of the first 5,000 of them; one query."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """The unsettled jobs of an incident as its page shows them: judged in the way in which a retry of all would be.
+
+    ``checked`` are the open ones where they are few, each checked to the end; many are judged by their rows.
+    """
+
+    tiles: Tiles
+    checked: dict[UUID, Checked] | None = None
+
+    def of_letter(self, letter: DeadLetter, served: Served) -> tuple[Prospect, str]:
+        """Return what a retry of an open job would mean, and why."""
+        if self.checked is not None and letter.id in self.checked:
+            return self.checked[letter.id].prospect, self.checked[letter.id].remark
+        return prospect_of(letter, served)
+
+    def rows(self, prospect: Prospect, incident: Incident, served: Served) -> Q:
+        """Return the condition for the open jobs that were judged so."""
+        if self.checked is not None:
+            return Q(id__in=[one.letter.id for one in self.checked.values() if one.prospect is prospect])
+        blocked = blocked_rows(incident.job_type, served)
+        return blocked if prospect is Prospect.BLOCKED else ~blocked & Q(outcome_class=prospect.value)
+
+
+def judge_jobs(incident: Incident, served: Served) -> Judged:
+    """Judge an incident's unsettled jobs, the first 5,000 of them; one query, and one more where they are few."""
     if incident.is_resolved:
-        return Tiles()
+        return Judged(tiles=Tiles())
     rows = list(
         DeadLetter.objects.filter(
             incident=incident, episode=incident.episode, state__in=(LetterState.OPEN, LetterState.RETRYING)
         ).values_list(
-            "state", "outcome_class", "outcome_reason", "message_state", "is_set_aside", "job_type", "queue",
+            "id", "state", "outcome_class", "outcome_reason", "message_state", "is_set_aside", "job_type", "queue",
             "first_seen_at", named=True,
         )[: COUNTED + 1]
     )  # fmt: skip
-    counts: Counter[str] = Counter()
+    waiting = [row for row in rows[:COUNTED] if row.state == LetterState.OPEN]
+    checked: dict[UUID, Checked] | None = None
+    if len(waiting) <= FULLY_CHECKED and len(rows) <= COUNTED:
+        checked = {one.letter.id: one for one in check_letters(waiting, incident, served)}
+        found = [(one.prospect, one.remark) for one in checked.values()]
+    else:
+        found = [prospect_of(row, served) for row in waiting]
     reasons: dict[str, Counter[str]] = {}
-    for row in rows[:COUNTED]:
-        if row.state == LetterState.RETRYING:
-            counts["awaiting"] += 1
-            continue
-        prospect, reason = prospect_of(row, served)
-        counts[prospect.value] += 1
+    for prospect, reason in found:
         reasons.setdefault(prospect.value, Counter())[reason] += 1
-    return Tiles(
-        **counts,
-        reasons={name: found.most_common(3) for name, found in reasons.items()},
+    tiles = Tiles(
+        **Counter(prospect.value for prospect, _reason in found),
+        awaiting=min(len(rows), COUNTED) - len(waiting),
+        reasons={name: said.most_common(3) for name, said in reasons.items()},
         is_capped=len(rows) > COUNTED,
     )
+    return Judged(tiles=tiles, checked=checked)
 
 
 def prospect_of(row: Any, served: Served) -> tuple[Prospect, str]:
@@ -154,8 +182,11 @@ def select_open(incident: Incident, served: Served) -> Selection:
     return Selection(checked=checked, left_out=left_out)
 
 
-def check_letters(letters: Iterable[DeadLetter], incident: Incident, served: Served) -> list[Checked]:
-    """Return what a retry of each of a few jobs would mean, their stored messages included; order is kept."""
+def check_letters(letters: Iterable[Any], incident: Incident, served: Served) -> list[Checked]:
+    """Return what a retry of each of a few jobs would mean, their stored messages included; order is kept.
+
+    Of ``letters`` only the ids are read.
+    """
     ids = [letter.id for letter in letters]
     if not ids:
         return []
@@ -195,6 +226,14 @@ def latest_retry(incident: Incident) -> RepairAction | None:
     )
 
 
-def blocked_rows() -> Q:
-    """Return the condition for jobs that their own row says cannot be sent again."""
-    return Q(is_set_aside=True) | ~Q(message_state=MessageState.FULL.value)
+def blocked_rows(job_type: str, served: Served) -> Q:
+    """Return the condition for jobs of one type that ``prospect_of`` calls blocked; an incident has only one type."""
+    if served.has_nodes and job_type not in served.signatures:
+        return Q(id__isnull=False)
+    blocked = Q(is_set_aside=True) | ~Q(message_state=MessageState.FULL.value)
+    most = served.policies.for_task(job_type).max_age_seconds
+    if most is not None and most < served.at.timestamp():  # a longer age could not be subtracted, and blocks nothing
+        blocked |= Q(first_seen_at__lt=served.at - timedelta(seconds=most))
+    if served.has_nodes:
+        blocked |= ~Q(queue="") & ~Q(queue__in=sorted(served.queues[job_type]))
+    return blocked

@@ -46,6 +46,8 @@ POLICY = "; ".join(
 )
 """Error texts and payloads come from outside: whatever slips through as markup must still run and load nothing."""
 
+REFUSED_TITLES = {400: "Not understood", 401: "Not signed in", 403: "Not allowed"}
+
 
 class ConsoleSite(AdminSite):
     """The operations console."""
@@ -104,7 +106,8 @@ class ConsoleSite(AdminSite):
         """Answer a refusal that no page of its own has answered."""
         if refusal.status == 404:
             return self.show_not_found(request)
-        context = {**self.each_context(request), "title": "Not allowed", "refusal": refusal}
+        title = REFUSED_TITLES.get(refusal.status, "Nothing was done")
+        context = {**self.each_context(request), "title": title, "refusal": refusal}
         action, resource = getattr(refusal, "action", None), getattr(refusal, "resource", None)
         context |= {"needed": action, "tenant": getattr(resource, "tenant", "")}
         return TemplateResponse(request, "ops/refused.html", context, status=refusal.status)

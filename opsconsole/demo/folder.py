@@ -37,6 +37,15 @@ class DemoFolder:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
 
+    @property
+    def log(self) -> Path:
+        """The file in which the demo's worker writes down what failed, with its traceback."""
+        return self.path / "failures.log"
+
+    def begin_log(self) -> None:
+        """Empty that file, so that it holds what this run of the demo did."""
+        self._replace(self.log.name, "")
+
     def condition(self) -> Condition:
         """Return how things stand; a demo that has never run begins broken, since that is what it is for."""
         stored = self._read("condition.json")

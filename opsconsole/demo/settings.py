@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from opsconsole.demo.folder import DemoFolder
 from opsconsole.demo.policies import POLICIES
 from opsconsole.settings import base
 from opsconsole.settings.base import *  # noqa: F403
@@ -14,16 +15,25 @@ OPSCONSOLE_TASK_POLICIES = [*base.OPSCONSOLE_TASK_POLICIES, *POLICIES]
 CELERY_IMPORTS = ["opsconsole.demo.tasks"]
 CELERY_TASK_ROUTES = {"demo.*": {"queue": "demo"}}
 
-# The console keeps each traceback. In the terminal forty of them would hide everything else, so there it is one line.
-_ONE_LINE = {"level": "WARNING", "filters": ["one_line"]}
+# In the terminal the demo's failures, a hundred in the first minute, would push away the password that is shown once.
+_FAILURES = {"level": "WARNING", "handlers": ["failures"], "propagate": False}
 LOGGING = {
     **base.LOGGING,
-    "filters": {**base.LOGGING["filters"], "one_line": {"()": "opsconsole.demo.logs.OneLine"}},
+    "handlers": {
+        **base.LOGGING["handlers"],
+        "failures": {
+            **base.LOGGING["handlers"]["stderr"],
+            "class": "logging.FileHandler",
+            "filename": str(DemoFolder(base.VAR_DIR / "demo").log),
+            "encoding": "utf-8",
+            "delay": True,
+        },
+    },
     "loggers": {
         **base.LOGGING["loggers"],
-        "celery.app.trace": _ONE_LINE,
-        "celery.worker.request": _ONE_LINE,
-        "celery.worker.consumer.consumer": _ONE_LINE,
+        "celery.app.trace": _FAILURES,
+        "celery.worker.request": _FAILURES,
+        "celery.worker.consumer.consumer": _FAILURES,
         "celery.worker.strategy": {"level": "WARNING"},
         "kombu.connection": {"level": "ERROR"},  # warns at each connection that files have no host name
     },

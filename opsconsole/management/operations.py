@@ -18,8 +18,10 @@ from django.core.serializers.json import DjangoJSONEncoder
 from rest_framework.serializers import BaseSerializer
 
 from grants.audit import validate_key
-from grants.cli import add_operator_arguments, operator_from_options
-from grants.operators import Operator
+from grants.cli import TOKEN_VARIABLE, add_operator_arguments, operator_from_options
+from grants.errors import NotAuthenticated
+from grants.operators import Operator, OperatorKind
+from incidents.admin import incident_number
 from incidents.errors import IncidentNotFound
 from incidents.selectors import incident_id_of_number
 from opsconsole.core.errors import OpsError
@@ -29,6 +31,12 @@ from opsconsole.core.problems import problem_of
 from opsconsole.core.safe_text import mark_unsafe
 
 WIDEST = 60
+
+
+class NobodyNamed(NotAuthenticated):
+    """A shell has no permissions of its own; name the user to act for, or send a token. Not audited (B2)."""
+
+    message = f"Nobody is named: say who acts with --operator USERNAME, or with a token in {TOKEN_VARIABLE}."
 
 
 class OperationsCommand(BaseCommand):
@@ -60,7 +68,7 @@ class OperationsCommand(BaseCommand):
     def handle(self, *_: Any, **options: Any) -> None:
         """Run the subcommand; a refusal ends the process with status 1."""
         try:
-            options["handler"](options, operator_from_options(options))
+            options["handler"](options, _named_operator(options))
         except OpsError as refusal:
             self._refuse(refusal, as_json=options["as_json"])
 
@@ -95,6 +103,19 @@ class OperationsCommand(BaseCommand):
         self.stdout.write("\n".join(table(page.rows, columns)))
         if page.next is not None:
             self.stdout.write(f"More with --cursor {page.next}")
+
+
+def _named_operator(options: dict[str, Any]) -> Operator:
+    """Return who acts; raises ``NobodyNamed``, since to a shell without permissions every list would look empty."""
+    operator = operator_from_options(options)
+    if not is_named(operator):
+        raise NobodyNamed
+    return operator
+
+
+def is_named(operator: Operator) -> bool:
+    """Say whether somebody is named for whom a shell acts."""
+    return operator.kind is not OperatorKind.CLI or operator.user_id is not None
 
 
 def add_common_arguments(parser: ArgumentParser, handler: Callable[[dict[str, Any], Operator], None]) -> None:
@@ -132,11 +153,9 @@ def record_id(text: str) -> UUID:
 
 
 def incident_ref(text: str) -> UUID | int:
-    """Read what names an incident: its id, or its number as ``#12`` or ``12``."""
-    number = text.removeprefix("#")
-    if number.isascii() and number.isdigit() and len(number) <= 18:
-        return int(number)
-    return record_id(text)
+    """Read what names an incident: its id, or its number as ``INC-0012``, ``#12`` or ``12``."""
+    number = incident_number(text)
+    return record_id(text) if number is None else number
 
 
 def moment(text: str) -> datetime:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -11,15 +10,46 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO, Any
 
 LOOK_EVERY_SECONDS = 0.2
 STOP_WITHIN_SECONDS = 25.0
-_PR_SET_PDEATHSIG = 1
+STARTED_AGAIN_AT_MOST = 3
+STARTED_AGAIN_WITHIN_SECONDS = 60.0
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Loaded before any fork: looking it up in a forked child could wait for a lock that nobody there holds.
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+# Run as the child, which then becomes the real command: code of ours between fork and exec could wait for ever for a
+# lock that a thread of the supervisor held. 1 is PR_SET_PDEATHSIG, which the real command keeps; a supervisor that died
+# before it was set has left the child to another parent.
+_TIED_TO_PARENT = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() == int(sys.argv[1]):
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """What is run, with what it inherits."""
+
+    words: tuple[str, ...]
+    env: Mapping[str, str]
+    pass_fds: tuple[int, ...] = ()
+
+    def start(self) -> subprocess.Popen[bytes]:
+        tie: tuple[str, ...] = ()
+        if sys.platform == "linux":
+            tie = (sys.executable, "-I", "-S", "-c", _TIED_TO_PARENT, str(os.getpid()))
+        return subprocess.Popen(
+            [*tie, *self.words],
+            env=dict(self.env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=self.pass_fds,
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,8 +57,10 @@ class Child:
     """One process, the leader of a group of its own, so that Ctrl-C in the terminal reaches only the supervisor."""
 
     name: str
+    command: Command
     process: subprocess.Popen[bytes]
     pump: threading.Thread | None = None
+    started_again: list[float] = field(default_factory=list)
 
     @property
     def is_running(self) -> bool:
@@ -36,6 +68,12 @@ class Child:
         if self.process.returncode is not None:
             return False
         return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether a signal has ended it; asked before it is finished."""
+        found = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return found is not None and found.si_code in (os.CLD_KILLED, os.CLD_DUMPED)
 
     def signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -50,6 +88,8 @@ class Child:
 
 class Supervisor:
     """Starts children, passes their lines on with a name in front, and stops them all when one ends or it is told to.
+
+    One that was killed has not ended by itself, and is started again, three times a minute at most.
 
     Used as a context manager: while it is open, SIGINT, SIGTERM and SIGHUP ask for a stop, and nothing that was started
     outlives it.
@@ -90,37 +130,27 @@ class Supervisor:
         self, name: str, command: Sequence[str], *, env: Mapping[str, str], pass_fds: Iterable[int] = ()
     ) -> Child:
         """Start a process; on Linux it is told to end even if the supervisor is killed without a chance to say so."""
-        process = subprocess.Popen(
-            command,
-            env=dict(env),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            pass_fds=tuple(pass_fds),
-            preexec_fn=_end_with_parent if _LIBC is not None else None,
-        )
-        child = Child(name=name, process=process)
+        run = Command(words=tuple(command), env=env, pass_fds=tuple(pass_fds))
+        child = Child(name=name, command=run, process=run.start())
         self.children.append(child)
         return child
 
     def watch(self) -> None:
-        """Begin to pass lines on; called when all are started, because forking beside threads is asking for trouble."""
-        width = max(len(child.name) for child in self.children)
+        """Begin to pass lines on; called when all are started, so that their names are set off alike."""
         for child in self.children:
-            child.pump = threading.Thread(target=self._pump, args=(child, width), daemon=True)
-            child.pump.start()
+            self._watch(child)
 
     def ended(self) -> Child | None:
         """Return a child that is no longer running."""
         return next((child for child in self.children if not child.is_running), None)
 
     def wait(self) -> Child | None:
-        """Wait until a stop is asked for, and return None, or until a child ends, and return that."""
+        """Wait until a stop is asked for, and return None, or until a child ends for good, and return that."""
         while not self.is_stopping:
-            if (child := self.ended()) is not None:
+            if (child := self.ended()) is None:
+                time.sleep(LOOK_EVERY_SECONDS)
+            elif not self._start_again(child):
                 return child
-            time.sleep(LOOK_EVERY_SECONDS)
         return None
 
     def stop(self) -> None:
@@ -142,16 +172,34 @@ class Supervisor:
                 child.pump.join(2)
         self.children.clear()
 
+    def _start_again(self, child: Child) -> bool:
+        """Start a child that was killed again; returns whether that was done."""
+        now = time.monotonic()
+        before = [at for at in child.started_again if now - at < STARTED_AGAIN_WITHIN_SECONDS]
+        if not child.was_killed or len(before) >= STARTED_AGAIN_AT_MOST:
+            return False
+        child.finish()
+        self.say(f"{describe_end(child)}, and is started again.")
+        child.process = child.command.start()
+        child.started_again = [*before, now]
+        self._watch(child)
+        return True
+
+    def _watch(self, child: Child) -> None:
+        width = max(len(one.name) for one in self.children)
+        child.pump = threading.Thread(target=self._pump, args=(child.name, child.process, width), daemon=True)
+        child.pump.start()
+
     def _on_signal(self, *_: object) -> None:
         self._asked += 1
 
-    def _pump(self, child: Child, width: int) -> None:
-        stream: IO[bytes] | None = child.process.stdout
+    def _pump(self, name: str, process: subprocess.Popen[bytes], width: int) -> None:
+        stream: IO[bytes] | None = process.stdout
         if stream is None:
             return
         with stream:
             for line in stream:
-                self.say(f"{child.name:<{width}} | {line.decode(errors='replace').rstrip()}")
+                self.say(f"{name:<{width}} | {line.decode(errors='replace').rstrip()}")
 
 
 def describe_end(child: Child) -> str:
@@ -163,8 +211,3 @@ def describe_end(child: Child) -> str:
         except ValueError:
             return f"{child.name} was ended by signal {-code}"
     return f"{child.name} ended by itself with exit code {code}"
-
-
-def _end_with_parent() -> None:
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

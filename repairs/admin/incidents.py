@@ -10,13 +10,24 @@ from uuid import UUID
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import reverse
 
 from deadletters.admin import HEAVY, OUTCOME_TONES, OUTCOME_WORDS, letter_name, letter_words
+from deadletters.journal.events import MessageState
 from deadletters.models import DeadLetter, LetterState
 from grants.actions import Action
 from grants.operators import Operator
 from grants.pages import Allowed, Confirmation, Section, operator_of, posted_ids, posted_key, require
-from incidents.admin import Button, Buttons, IncidentAdmin, TimelineLine, incident_name, seen, with_version
+from incidents.admin import (
+    TIMELINE_ROWS,
+    Button,
+    Buttons,
+    IncidentAdmin,
+    TimelineLine,
+    incident_name,
+    seen,
+    with_version,
+)
 from incidents.errors import IncidentChanged, IncidentNotFound
 from incidents.models import Incident
 from opsconsole.core.admin import CURSOR, NotAListParameter, again, keyset_page, thousands
@@ -26,26 +37,38 @@ from repairs.admin.words import (
     ACTION_WORDS,
     LEAVE,
     RetryForm,
+    deed_words,
+    held_by_another,
+    in_words,
     letter_url,
+    renewed_after,
     repair_rows,
     sections_for,
 )
-from repairs.errors import LetterNotFound, MessageExpired, SelectionInvalid, TooMany
+from repairs.errors import JobOvertaken, LetterNotFound, MessageExpired, SelectionInvalid, TooMany
 from repairs.models import ActionState, ActionType, ProviderAnswer, RepairAction
 from repairs.prospects import (
     Checked,
+    Judged,
     Prospect,
     Selection,
     Tiles,
-    blocked_rows,
     check_letters,
-    count_tiles,
     first_to_retry,
+    judge_jobs,
     latest_retry,
     select_open,
 )
 from repairs.refusals import Served
-from repairs.services import MOST_LETTERS, BatchMutation, close_letter_as_done, retry_incident, retry_letter
+from repairs.selectors import deeds_of
+from repairs.services import (
+    INCIDENT_RETRIED,
+    MOST_LETTERS,
+    BatchMutation,
+    close_letter_as_done,
+    retry_incident,
+    retry_letter,
+)
 
 LETTERS_SHOWN = 25
 REPAIRS_SHOWN = 20
@@ -63,6 +86,7 @@ SHOWN = {
 class RepairableIncidentAdmin(IncidentAdmin):
     """The incident as the console registers it."""
 
+    told_otherwise = (INCIDENT_RETRIED,)
     pages = (
         *IncidentAdmin.pages,
         ("retry_one", "<uuid:object_id>/retry-one/", "retry_one_view"),
@@ -80,7 +104,8 @@ class RepairableIncidentAdmin(IncidentAdmin):
         by = operator_of(request)
         context = super().incident_context(request, incident)
         served = Served.by(incident.source, database_now())
-        counted = count_tiles(incident, served)
+        judged = judge_jobs(incident, served)
+        counted = judged.tiles
         latest = None if incident.is_resolved else latest_retry(incident)
         self.add_repair_buttons(context["buttons"], incident, context["may"], counted, latest)
         shown = request.GET.get("show", "all" if incident.is_resolved else "decision")
@@ -88,15 +113,22 @@ class RepairableIncidentAdmin(IncidentAdmin):
             raise NotAListParameter("no such set of jobs")
         letters = DeadLetter.objects.filter(incident=incident).visible_to(by, Action.INSPECT)
         page = keyset_page(
-            _shown(letters, incident, shown).defer(*HEAVY), ("-last_seen_at", "-id"), request.GET.get(CURSOR, ""),
-            LETTERS_SHOWN,
+            _shown(letters, incident, shown, judged, served).defer(*HEAVY), ("-last_seen_at", "-id"),
+            request.GET.get(CURSOR, ""), LETTERS_SHOWN,
         )  # fmt: skip
-        repairs = (
+        repairs = list(
             RepairAction.objects.filter(incident=incident)
             .visible_to(by, Action.INSPECT)
             .select_related("letter")
             .defer("letter__payload_preview", "letter__error_text")
-            .newest_first()[:REPAIRS_SHOWN]
+            .newest_first()[: REPAIRS_SHOWN + 1]
+        )
+        is_awaited = DeadLetter.objects.filter(incident=incident, state=LetterState.RETRYING).exists()
+        can_be_retried_alone = (
+            incident.is_resolved
+            and DeadLetter.objects.filter(incident=incident, state=LetterState.OPEN)
+            .filter(message_state=MessageState.FULL.value)
+            .exists()
         )
         site = self.admin_site.name
         return {
@@ -111,16 +143,17 @@ class RepairableIncidentAdmin(IncidentAdmin):
                     "name": letter_name(one),
                     "url": letter_url(one.id, site=site),
                     "state": letter_words(one, incident),
-                    "outcome": OUTCOME_WORDS[one.outcome_class],
-                    "tone": OUTCOME_TONES[one.outcome_class],
+                    **_if_run_again(one, judged, served),
                 }
                 for one in page.rows
             ],
             "letters_next": f"?show={shown}&{CURSOR}={page.next}" if page.next else "",
             "letters_previous": f"?show={shown}&{CURSOR}={page.previous}" if page.previous else "",
             "letters_first": f"?show={shown}" if request.GET.get(CURSOR) else "",
-            "repairs": repair_rows(repairs, site=site),
-            "repairs_shown": REPAIRS_SHOWN,
+            "repairs": repair_rows(repairs[:REPAIRS_SHOWN], site=site),
+            "all_repairs": self.repairs_url(incident) if len(repairs) > REPAIRS_SHOWN else "",
+            "renew": renewed_after(repairs[0].planned_at if repairs else None) if is_awaited else 0,
+            "can_be_retried_alone": can_be_retried_alone,
             "no_worker_seen": not served.has_nodes,
             "policy": served.policies.for_task(incident.job_type),
             "latest": latest,
@@ -156,6 +189,20 @@ class RepairableIncidentAdmin(IncidentAdmin):
                 )
             )
 
+    def repairs_url(self, incident: Incident) -> str:
+        """Return the address of the list of its repairs."""
+        listed = reverse("admin:ops_repairs_repairaction_changelist", current_app=self.admin_site.name)
+        return f"{listed}?incident={incident_name(incident)}"
+
+    def timeline(self, incident: Incident) -> list[TimelineLine]:
+        """Add what people did to its jobs and how that went, a batch as one line."""
+        deeds = [
+            TimelineLine(at=deed.at, who=deed.who, what=deed_words(deed), detail=deed.reason)
+            for deed in deeds_of(incident, TIMELINE_ROWS)
+        ]
+        # Of one moment, what the system did comes of what a person did, so it is the newer one.
+        return sorted([*super().timeline(incident), *deeds], key=lambda line: line.at, reverse=True)[:TIMELINE_ROWS]
+
     def latest_change(self, incident: Incident) -> TimelineLine | None:
         """Look at repairs as well."""
         found = super().latest_change(incident)
@@ -164,6 +211,10 @@ class RepairableIncidentAdmin(IncidentAdmin):
             return found
         what = f"chose “{ACTION_WORDS[ActionType(action.action_type)]}” for a job of it"
         return TimelineLine(at=action.planned_at, who=action.planned_by_name or action.planned_by, what=what)
+
+    def refuse(self, request: HttpRequest, refusal: OpsError, *, incident_id: UUID) -> HttpResponse:
+        """Say the state of a job in words."""
+        return super().refuse(request, in_words(refusal), incident_id=incident_id)
 
     # -- retry one -----------------------------------------------------------------------------------------------------
 
@@ -174,17 +225,17 @@ class RepairableIncidentAdmin(IncidentAdmin):
         require(by, Action.DEAD_LETTERS_RETRY, incident.resource, IncidentNotFound())
         served = Served.by(incident.source, database_now())
         if request.method != "POST":
-            return self.confirm(request, self.asking_one(incident, first_to_retry(incident, served)))
+            return self.confirm(request, self.asking_one(incident, first_to_retry(incident, served), by=by))
         ids, _bad = posted_ids([request.POST.get("letter", "")])
         chosen = next(
             iter(check_letters(DeadLetter.objects.filter(id__in=ids, incident=incident).only("id"), incident, served)),
             None,
         )
         if chosen is None:
-            return self.confirm(request, self.asking_one(incident, first_to_retry(incident, served)), status=400)
+            return self.confirm(request, self.asking_one(incident, first_to_retry(incident, served), by=by), status=400)
         form = retry_form(chosen, request.POST)
         if not form.is_valid():
-            asked = self.asking_one(incident, chosen, form=form, key=request.POST.get("idempotency_key", ""))
+            asked = self.asking_one(incident, chosen, by=by, form=form, key=request.POST.get("idempotency_key", ""))
             return self.confirm(request, asked, status=400)
         try:
             text = carry_out(request, chosen.letter, form.cleaned_data, by=by)
@@ -194,7 +245,7 @@ class RepairableIncidentAdmin(IncidentAdmin):
         return HttpResponseRedirect(self.url("page", object_id))
 
     def asking_one(
-        self, incident: Incident, chosen: Checked | None, *, form: RetryForm | None = None, key: str = ""
+        self, incident: Incident, chosen: Checked | None, *, by: Operator, form: RetryForm | None = None, key: str = ""
     ) -> Confirmation:
         """Return the confirmation of trying one job."""
         back = self.url("page", incident.id)
@@ -211,7 +262,10 @@ class RepairableIncidentAdmin(IncidentAdmin):
                     )
                 ],
             )
-        sections = sections_for([chosen], queue=chosen.letter.queue, site=self.admin_site.name)
+        sections = [
+            *held_by_another(incident, by),
+            *sections_for([chosen], queue=chosen.letter.queue, site=self.admin_site.name),
+        ]
         return Confirmation(
             title=f"Retry 1 job of {incident_name(incident)} first?",
             submit="Do as answered" if chosen.prospect is Prospect.AMBIGUOUS else "Retry this 1",
@@ -231,14 +285,14 @@ class RepairableIncidentAdmin(IncidentAdmin):
         by = operator_of(request)
         require(by, Action.DEAD_LETTERS_RETRY, incident.resource, IncidentNotFound())
         if request.method != "POST":
-            return self.confirm(request, self.asking_all(incident))
+            return self.confirm(request, self.asking_all(incident, by=by))
         try:
             run, asked_about = chosen_ids(incident, request.POST)
         except OpsError as refusal:
             return self.refuse(request, refusal, incident_id=object_id)
         form = RetryForm(request.POST, asks=len(asked_about))
         if not form.is_valid():
-            asked = self.asking_all(incident, form=form, key=request.POST.get("idempotency_key", ""))
+            asked = self.asking_all(incident, by=by, form=form, key=request.POST.get("idempotency_key", ""))
             return self.confirm(request, asked, status=400)
         try:
             text = self.retry_as_answered(request, object_id, run, asked_about, form.cleaned_data, by=by)
@@ -281,7 +335,9 @@ class RepairableIncidentAdmin(IncidentAdmin):
             parts.append(f"{thousands(len(asked_about))} left as they are.")
         return " ".join(parts) or "Nothing was chosen, and nothing was changed."
 
-    def asking_all(self, incident: Incident, *, form: RetryForm | None = None, key: str = "") -> Confirmation:
+    def asking_all(
+        self, incident: Incident, *, by: Operator, form: RetryForm | None = None, key: str = ""
+    ) -> Confirmation:
         """Return the confirmation of retrying all, at most the 1,000 oldest."""
         selection = select_open(incident, Served.by(incident.source, database_now()))
         run = selection.of(Prospect.SAFE, Prospect.NOT_DECLARED)
@@ -292,10 +348,12 @@ class RepairableIncidentAdmin(IncidentAdmin):
         )
         if selection.left_out:
             sections.insert(0, _thousand(selection))
-        if not run and not asked_about:
+        if run or asked_about:
+            sections = [*held_by_another(incident, by), *sections]
+        else:
             sections.append(Section(heading="There is nothing to retry", tone="grey"))
         return Confirmation(
-            title=f"Retry all {thousands(len(run) + len(asked_about))} jobs of {incident_name(incident)}?",
+            title=_all_title(len(run) + len(asked_about), incident),
             submit=_all_label(len(run), len(asked_about)),
             cancel_url=self.url("page", incident.id),
             sections=sections,
@@ -305,7 +363,7 @@ class RepairableIncidentAdmin(IncidentAdmin):
                 "run": " ".join(str(one.letter.id) for one in run),
                 "asked": " ".join(str(one.letter.id) for one in asked_about),
             },
-            note=_takes(incident),
+            note=_takes(incident) if run or asked_about else "",
             key=key,
         )
 
@@ -406,14 +464,18 @@ def close_as_done(
         except IncidentChanged:
             raise
         except OpsError as refusal:
-            refusals[refusal.detail] += 1
+            refusals[in_words(refusal).detail] += 1
     done = len(letter_ids) - refusals.total()
     return f"{thousands(done)} closed as already happened.{refused_words(refusals)}"
 
 
 def batch_words(done: BatchMutation) -> str:
     """Return what became of a batch, in a sentence or two."""
-    refusals = Counter(result.detail for result in done.results if result.status == "refused")
+    refusals = Counter(
+        "It did not wait for a decision any more." if result.code == JobOvertaken.code else result.detail
+        for result in done.results
+        if result.status == "refused"
+    )
     one = done.planned == 1
     start = f"{thousands(done.planned)} {'job is' if one else 'jobs are'} on {'its' if one else 'their'} way"
     return f"{start}: Sent, awaiting result{again(done.idempotent_replay)}{refused_words(refusals)}"
@@ -427,18 +489,26 @@ def refused_words(refusals: Counter[str]) -> str:
     return f" {thousands(refusals.total())} refused. {listed}"
 
 
-def _shown(letters: Any, incident: Incident, shown: str) -> Any:
+def _if_run_again(letter: DeadLetter, judged: Judged, served: Served) -> dict[str, str]:
+    """Return what the list of an incident's jobs says of running one again: nothing of one that is settled."""
+    if letter.state != LetterState.OPEN:
+        return {"outcome": "", "tone": "", "reason": ""}
+    prospect, reason = judged.of_letter(letter, served)
+    if prospect is Prospect.BLOCKED:
+        return {"outcome": "Can't be retried", "tone": "grey", "reason": reason}
+    return {"outcome": OUTCOME_WORDS[prospect.value], "tone": OUTCOME_TONES[prospect.value], "reason": reason}
+
+
+def _shown(letters: Any, incident: Incident, shown: str, judged: Judged, served: Served) -> Any:
     if shown == "all":
         return letters
     running = letters.filter(episode=incident.episode)
     if shown == "awaiting":
         return running.filter(state=LetterState.RETRYING)
     waiting = running.filter(state=LetterState.OPEN) if not incident.is_resolved else letters.none()
-    if shown == "blocked":
-        return waiting.filter(blocked_rows())
-    if shown in OUTCOME_WORDS:
-        return waiting.exclude(blocked_rows()).filter(outcome_class=shown)
-    return waiting
+    if shown == "decision" or incident.is_resolved:
+        return waiting
+    return waiting.filter(judged.rows(Prospect(shown), incident, served))
 
 
 def _takes(incident: Incident) -> str:
@@ -451,6 +521,14 @@ def _thousand(selection: Selection) -> Section:
         tone="plain",
         text="One request may repair that many; come back here for the rest when these have their answer.",
     )
+
+
+def _all_title(count: int, incident: Incident) -> str:
+    if not count:
+        return f"No job of {incident_name(incident)} can be retried now"
+    if count == 1:
+        return f"Retry the 1 job of {incident_name(incident)} that can be retried?"
+    return f"Retry all {thousands(count)} jobs of {incident_name(incident)}?"
 
 
 def _all_label(run: int, asked_about: int) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from uuid import UUID
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import reverse
 
 from deadletters.admin import DeadLetterAdmin, letter_name
 from deadletters.models import DeadLetter, LetterState
@@ -26,14 +28,25 @@ from grants.pages import (
     posted_key,
     require,
 )
-from incidents.admin import Button, Buttons, incident_name, seen, with_version
+from incidents.admin import Button, Buttons, incident_name, seen, state_words, with_version
 from incidents.models import Incident
 from opsconsole.core.admin import again, thousands
 from opsconsole.core.database import database_now
 from opsconsole.core.errors import OpsError
 from opsconsole.core.ids import new_id
 from repairs.admin.incidents import carry_out, refused_words, retry_form
-from repairs.admin.words import DoneForm, ReasonForm, repair_rows, sections_for
+from repairs.admin.words import (
+    LISTED,
+    TALK_FIRST,
+    DoneForm,
+    ReasonForm,
+    held_by_another,
+    in_words,
+    is_held_by_another,
+    renewed_after,
+    repair_rows,
+    sections_for,
+)
 from repairs.errors import LetterNotFound
 from repairs.models import RepairAction
 from repairs.prospects import FULLY_CHECKED, Checked, Prospect, check_letter, prospect_of
@@ -71,7 +84,10 @@ class RepairableLetterAdmin(DeadLetterAdmin):
         if letter.state == LetterState.OPEN:
             now = database_now()
             checked = check_letter(letter, letter.incident, served=Served.by(letter.source, now), now=now)
-        return {**context, "repairs": rows, "checked": checked}
+        is_awaited = letter.state == LetterState.RETRYING
+        renew = renewed_after(rows[-1].action.planned_at if rows else None) if is_awaited else 0
+        cannot_be = checked is not None and checked.prospect is Prospect.BLOCKED
+        return {**context, "repairs": rows, "checked": checked, "cannot_be_retried": cannot_be, "renew": renew}
 
     def letter_buttons(self, letter: DeadLetter, by: Operator) -> Buttons:
         """Return what this operator may do about it, and one line for each thing they may not."""
@@ -103,10 +119,10 @@ class RepairableLetterAdmin(DeadLetterAdmin):
         now = database_now()
         checked = check_letter(letter, letter.incident, served=Served.by(letter.source, now), now=now)
         if request.method != "POST":
-            return self.confirm(request, self.asking(letter, checked))
+            return self.confirm(request, self.asking(letter, checked, by=by))
         form = retry_form(checked, request.POST)
         if not form.is_valid():
-            asked = self.asking(letter, checked, form=form, key=request.POST.get("idempotency_key", ""))
+            asked = self.asking(letter, checked, by=by, form=form, key=request.POST.get("idempotency_key", ""))
             return self.confirm(request, asked, status=400)
         try:
             messages.success(request, carry_out(request, letter, form.cleaned_data, by=by))
@@ -114,7 +130,9 @@ class RepairableLetterAdmin(DeadLetterAdmin):
             return self.refuse(request, refusal, letter)
         return HttpResponseRedirect(self.url("page", object_id))
 
-    def asking(self, letter: DeadLetter, checked: Checked, *, form: Any = None, key: str = "") -> Confirmation:
+    def asking(
+        self, letter: DeadLetter, checked: Checked, *, by: Operator, form: Any = None, key: str = ""
+    ) -> Confirmation:
         """Return the confirmation of running one job again; without a button if it can't be."""
         form = form if form is not None else retry_form(checked)
         can_be_sent = checked.prospect is not Prospect.BLOCKED or "run_expired" in form.fields
@@ -123,10 +141,17 @@ class RepairableLetterAdmin(DeadLetterAdmin):
             title=f"Retry {letter_name(letter)}?",
             submit=("Do as answered" if is_asked else "Retry it") if can_be_sent else "",
             cancel_url=self.url("page", letter.id),
-            sections=sections_for([checked], queue=letter.queue, site=self.admin_site.name),
+            sections=[
+                *(held_by_another(letter.incident, by) if can_be_sent else []),
+                *sections_for([checked], queue=letter.queue, site=self.admin_site.name),
+            ],
             form=form if can_be_sent and form.fields else None,
             hidden=seen(letter.incident),
-            note="" if letter.incident.acknowledged_by else "Nobody has its incident; retrying makes it yours.",
+            note=(
+                "Nobody has its incident; retrying makes it yours."
+                if can_be_sent and not letter.incident.acknowledged_by
+                else ""
+            ),
             key=key,
         )
 
@@ -144,7 +169,7 @@ class RepairableLetterAdmin(DeadLetterAdmin):
             title=f"Close {letter_name(letter)} as already happened?",
             submit="Close as done",
             cancel_url=self.url("page", letter.id),
-            sections=[section],
+            sections=[*held_by_another(letter.incident, by), section],
             form=DoneForm(request.POST or None),
         )
         return self.decide(request, letter, asked, close_letter_as_done, "closed as already happened")
@@ -163,7 +188,7 @@ class RepairableLetterAdmin(DeadLetterAdmin):
             title=f"Discard {letter_name(letter)}?",
             submit="Discard it for good",
             cancel_url=self.url("page", letter.id),
-            sections=[section],
+            sections=[*held_by_another(letter.incident, by), section],
             form=ReasonForm(request.POST or None),
             is_danger=True,
         )
@@ -219,13 +244,13 @@ class RepairableLetterAdmin(DeadLetterAdmin):
             latest = RepairAction.objects.filter(letter=now).newest_first().first()
             who = f"{latest.planned_by_name or latest.planned_by} was there first. " if latest is not None else ""
             changed = (
-                f"{who}{letter_name(now)} is now: {self.state(now)}; {incident_name(now.incident)} is "
-                f"{now.incident.state}{_holder(now.incident)}. Nothing of yours was done."
+                f"{who}{letter_name(now)} is now: {self.state(now)}; {incident_name(now.incident)}: "
+                f"{state_words(now.incident)}{_holder(now.incident)}. Nothing of yours was done."
             )
         asked = Confirmation(
             title=f"{letter_name(letter)} was not changed", submit="", cancel_url=self.url("page", letter.id)
         )
-        return self.confirm(request, asked, refusal=refusal, changed=changed)
+        return self.confirm(request, asked, refusal=in_words(refusal), changed=changed)
 
     # -- several -------------------------------------------------------------------------------------------------------
 
@@ -265,7 +290,7 @@ class RepairableLetterAdmin(DeadLetterAdmin):
                 retry_letter(letter_id=letter_id, by=by, key=f"{key}:{letter_id}")
                 planned += 1
             except OpsError as refusal:
-                refusals[refusal.detail] += 1
+                refusals[in_words(refusal).detail] += 1
         return planned, refusals
 
     def asking_selected(self, request: HttpRequest, ids: list[UUID]) -> Confirmation:
@@ -285,7 +310,10 @@ class RepairableLetterAdmin(DeadLetterAdmin):
         # Oldest first, as with every other way of retrying several.
         checked = self._check(sorted(letters.values(), key=lambda one: (one.first_seen_at, one.id)))
         run = [one for one in checked if one.prospect in (Prospect.SAFE, Prospect.NOT_DECLARED)]
-        sections = sections_for(checked, queue="it came from", site=self.admin_site.name)
+        sections = [
+            *(self._held_by_others([one.letter.incident for one in checked], by) if run else []),
+            *sections_for(checked, queue="it came from", site=self.admin_site.name),
+        ]
         if any(one.prospect is Prospect.AMBIGUOUS for one in checked):
             text = "These are asked about one by one, or all together on the page of their incident."
             sections.append(Section(heading="What may already have happened is skipped here", tone="warn", text=text))
@@ -304,6 +332,26 @@ class RepairableLetterAdmin(DeadLetterAdmin):
             },
             key=str(new_id()),
         )
+
+    def _held_by_others(self, incidents: list[Incident], by: Operator) -> list[Section]:
+        """Return a warning that names each incident of the selected jobs that somebody else is at work on."""
+        held = {one.id: one for one in incidents if is_held_by_another(one, by)}
+        if not held:
+            return []
+        page = partial(reverse, "admin:ops_incidents_incident_page", current_app=self.admin_site.name)
+        rows = [
+            (page(args=[one.id]), incident_name(one), f"{one.acknowledged_by_name} has it")
+            for one in sorted(held.values(), key=lambda one: one.number)
+        ]
+        return [
+            Section(
+                heading="Somebody else has an incident of these jobs",
+                tone="warn",
+                text=TALK_FIRST,
+                rows=rows[:LISTED],
+                more=max(len(rows) - LISTED, 0),
+            )
+        ]
 
     def _may_retry(self, by: Operator, letter_id: UUID) -> bool:
         try:

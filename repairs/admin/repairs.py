@@ -10,7 +10,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 
-from deadletters.admin import letter_name, letter_words
+from deadletters.admin import IncidentNumberFilter, letter_name, letter_words
 from grants.actions import Action
 from grants.pages import (
     Confirmation,
@@ -25,7 +25,7 @@ from grants.pages import (
 from incidents.admin import Button, Buttons, TenantFilter, incident_name
 from opsconsole.core.admin import ChoiceFilter, again, ago
 from opsconsole.core.errors import OpsError
-from repairs.admin.words import ACTION_WORDS, STATE_WORDS, letter_url, repair_words
+from repairs.admin.words import ACTION_WORDS, STATE_WORDS, letter_url, renewed_after, repair_words
 from repairs.errors import RepairNotFound
 from repairs.models import LIVE, ActionState, ActionType, ProviderAnswer, RepairAction
 from repairs.services import cancel_repair
@@ -60,7 +60,7 @@ class RepairActionAdmin(OperatorAdmin):
     list_note = "Newest first."
     keyset = ("-id",)
     columns = ("what", "job", "state", "tenant", "by", "planned", "incident")
-    list_filter = (RepairStateFilter, TenantFilter)
+    list_filter = (RepairStateFilter, TenantFilter, IncidentNumberFilter)
     list_select_related = ("letter", "incident")
     pages = (
         ("page", "<uuid:object_id>/", "page_view"),
@@ -132,6 +132,7 @@ class RepairActionAdmin(OperatorAdmin):
             answer=ProviderAnswer(action.provider_answer).label if action.provider_answer else "",
             lineage=self.lineage(action),
             buttons=buttons,
+            renew=renewed_after(action.planned_at) if action.state in LIVE else 0,
         )
         return TemplateResponse(request, "ops/repair.html", context)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from django import forms
@@ -12,10 +12,16 @@ from django.urls import reverse
 from django.utils import timezone
 
 from deadletters.admin import letter_name
+from grants.operators import Operator
 from grants.pages import Section
+from incidents.admin import incident_name
+from incidents.models import Incident, IncidentState
 from opsconsole.core.admin import ago, thousands
+from opsconsole.core.errors import OpsError
+from repairs.errors import JobOvertaken
 from repairs.models import ActionState, ActionType, ProviderAnswer, RepairAction
 from repairs.prospects import Checked, Prospect
+from repairs.selectors import Deed
 
 ACTION_WORDS = {
     ActionType.RETRY_MESSAGE: "Retry",
@@ -30,13 +36,35 @@ STATE_WORDS = {
     ActionState.FAILED: "Repair failed",
     ActionState.CANCELLED: "Withdrawn",
 }
+DEED_WORDS = {
+    ActionType.RETRY_MESSAGE: "retried {jobs}",
+    ActionType.CLOSE_AS_DONE: "closed {jobs} as already happened",
+    ActionType.DISCARD: "discarded {jobs}",
+}
+STANDING_WORDS = {
+    "retrying": "being retried",
+    "resolved": "closed",
+    "already_done": "known to have happened",
+    "overtaken": "done",
+}
+"""What a refusal says that a job is already."""
+RESULT_WORDS = {
+    ActionState.PLANNED: "about to be sent",
+    ActionState.SENT: "awaiting result",
+    ActionState.STARTED: "running",
+    ActionState.SUCCEEDED: "succeeded",
+    ActionState.FAILED: "failed again",
+    ActionState.CANCELLED: "withdrawn",
+}
 WARNINGS = {
     "no_worker_seen": "no worker has ever reported for its source, so nobody knows whether one serves it",
     "chord_body_will_not_run": "it belongs to a chord, whose body will not run because of this",
     "effects_not_declared": "nobody has declared what it does",
     "arguments_not_readable": "its arguments could not be compared with the task as the workers have it",
 }
+TALK_FIRST = "They may be about to do the same, and are not told by this page: talk to them first."
 LISTED = 25
+SOON = timedelta(minutes=2)
 LEAVE = "leave"
 ANSWERS = (
     (ProviderAnswer.DID_NOT_HAPPEN.value, "It did not happen: run it again"),
@@ -54,6 +82,58 @@ def repair_words(action: RepairAction, now: datetime | None = None) -> str:
     if overdue and state in (ActionState.SENT, ActionState.STARTED):
         return f"Sent, no answer for {ago(action.sent_at, now).removesuffix(' ago')}"
     return STATE_WORDS[state]
+
+
+def deed_words(deed: Deed) -> str:
+    """Return what somebody did to some jobs, and how that went, without the reason."""
+    jobs = f"{thousands(deed.jobs)} jobs" if deed.jobs != 1 else "1 job"
+    if deed.letter is not None:
+        jobs = f"{jobs} ({letter_name(deed.letter)})"
+    what = DEED_WORDS[ActionType(deed.action_type)].format(jobs=jobs)
+    if deed.action_type != ActionType.RETRY_MESSAGE:
+        return what
+    counted = [(count, RESULT_WORDS[state]) for state in ActionState if (count := deed.states.get(state.value))]
+    counted += [(deed.refused, "refused")] if deed.refused else []
+    is_alone = deed.jobs == 1 and len(counted) == 1
+    results = ", ".join(words if is_alone else f"{thousands(count)} {words}" for count, words in counted)
+    return f"{what}: {results}" if results else what
+
+
+def in_words(refusal: OpsError) -> OpsError:
+    """Return a refusal for a page: with the state of a job in words, where the API has its name."""
+    if not isinstance(refusal, JobOvertaken):
+        return refusal
+    standing = str(refusal.fields["standing"])
+    return JobOvertaken(standing=STANDING_WORDS.get(standing, standing))
+
+
+def renewed_after(newest: datetime | None, now: datetime | None = None) -> int:
+    """Return after how many seconds a page that waits for a repair's result looks again.
+
+    Most results come within seconds. One that has not come for minutes may never, and its page is left open for days.
+    """
+    if newest is None or (now or timezone.now()) - newest < SOON:
+        return 3
+    return 30
+
+
+def is_held_by_another(incident: Incident, by: Operator) -> bool:
+    """Say whether somebody else is at work on an incident."""
+    return incident.state == IncidentState.ACKNOWLEDGED and incident.acknowledged_by != by.ref
+
+
+def held_by_another(incident: Incident, by: Operator) -> list[Section]:
+    """Return a warning if somebody else is at work on an incident, else nothing."""
+    if not is_held_by_another(incident, by):
+        return []
+    holder, taken = incident.acknowledged_by_name, ago(incident.acknowledged_at)
+    return [
+        Section(
+            heading=f"{holder} has {incident_name(incident)}, taken {taken}",
+            tone="warn",
+            text=TALK_FIRST,
+        )
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +175,7 @@ def job_section(found: list[Checked], heading: str, *, tone: str, text: str, sit
         heading=heading,
         tone=tone,
         text=text,
-        rows=[(letter_url(one.letter.id, site=site), letter_name(one.letter), one.remark) for one in found[:LISTED]],
+        rows=[(letter_url(one.letter.id, site=site), letter_name(one.letter), _remark(one)) for one in found[:LISTED]],
         more=max(len(found) - LISTED, 0),
     )
 
@@ -119,6 +199,10 @@ def sections_for(checked: list[Checked], *, queue: str, site: str) -> list[Secti
         for p, found in by_prospect.items()
         if found
     ]
+
+
+def _remark(one: Checked) -> str:
+    return in_words(one.refusal).detail if isinstance(one.refusal, JobOvertaken) else one.remark
 
 
 def _because(found: list[Checked]) -> str:

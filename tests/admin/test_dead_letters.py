@@ -12,10 +12,11 @@ from django.test.utils import CaptureQueriesContext
 from deadletters.models import Attempt, DeadLetter, LetterState, Occurrence, SealedMessage, TracebackText
 from grants.models import AuditEvent, Verdict
 from incidents.models import Incident
+from incidents.services import acknowledge_incident
 from opsconsole.core.database import database_now
 from opsconsole.core.ids import new_id
 from repairs.models import ActionState, RepairAction
-from repairs.services import retry_letter
+from repairs.services import close_letter_as_done, retry_letter
 from tests.admin.conftest import SignIn
 from tests.admin.tools import confirm, hidden_fields, newest_repair, text_of
 from tests.cast import Cast
@@ -361,3 +362,66 @@ def test_the_list_of_repairs_says_their_state_in_words(letter: DeadLetter, cast:
     assert words() == "Sent, no answer for 2 h"
     assert client.get("/ops/repairs/?state=live").context["cl"].result_count == 1
     assert client.get("/ops/repairs/?state=failed").context["cl"].result_count == 0
+
+
+@pytest.mark.parametrize("suffix", ["retry/", "done/", "discard/"])
+def test_what_became_of_a_job_meanwhile_is_said_in_words(
+    suffix: str, letter: DeadLetter, cast: Cast, sign_in: SignIn
+) -> None:
+    """The API names the state as its field does; a person reads what that means."""
+    client = sign_in(cast.olga)
+    sent = hidden_fields(client.get(_url(letter, suffix)).content.decode()) | {"reason": "a test"}
+    other = dead_letter()
+    close_letter_as_done(letter_id=letter.id, by=cast.ada, key="k", reason="it is in the log")
+    assert Incident.objects.get().version > int(sent["version"])
+    sent |= hidden_fields(client.get(_url(other, "discard/")).content.decode()) | {"idempotency_key": "mine"}
+    answer = client.post(_url(letter, suffix), sent)
+    text = text_of(answer.content.decode())
+    assert answer.status_code == 409
+    assert "The job is known to have happened already; nothing was changed." in text
+    assert f"{letter.job_id} is now: Closed, had already happened; INC-" in text
+    assert "already_done" not in answer.content.decode()
+
+
+def test_a_retry_of_a_settled_job_says_in_words_why_it_cannot_be(
+    letter: DeadLetter, cast: Cast, sign_in: SignIn
+) -> None:
+    close_letter_as_done(letter_id=letter.id, by=cast.ada, key="k", reason="it is in the log")
+    page = sign_in(cast.olga).get(_url(letter, "retry/")).content.decode()
+    assert "The job is known to have happened already" in text_of(page)
+    assert "already_done" not in page
+    assert "retrying makes it yours" not in page
+
+
+def test_of_several_what_waits_no_more_is_counted_in_words(letter: DeadLetter, cast: Cast, sign_in: SignIn) -> None:
+    client = sign_in(cast.olga)
+    dead_letter()
+    url = f"/ops/incidents/{letter.incident_id}/retry/"
+    sent = hidden_fields(client.get(url).content.decode())
+    close_letter_as_done(letter_id=letter.id, by=cast.ada, key="k", reason="it is in the log")
+    sent |= {"version": hidden_fields(client.get(url).content.decode())["version"]}
+    text = text_of(client.post(url, sent, follow=True).content.decode())
+    assert "1 job is on its way: Sent, awaiting result. 1 refused. 1: It did not wait for a decision any more." in text
+
+
+def test_a_settled_job_is_not_called_safe_to_run_again(letter: DeadLetter, cast: Cast, sign_in: SignIn) -> None:
+    client = sign_in(cast.ada)
+    assert "Safe to run again, because: " in text_of(client.get(_url(letter)).content.decode())
+    confirm(client, _url(letter, "discard/"), {"reason": "nobody wants it"})
+    text = text_of(client.get(_url(letter)).content.decode())
+    assert "Discarded of INC-" in text
+    assert "Safe to run again, because" not in text
+    of_incident = client.get(f"/ops/incidents/{letter.incident_id}/")
+    assert [row["outcome"] for row in of_incident.context["letters"]] == [""]
+
+
+def test_who_retries_selected_jobs_that_somebody_else_has_is_told_who(cast: Cast, sign_in: SignIn) -> None:
+    letters = [dead_letter(), dead_letter(task="shop.other")]
+    ids = [letter.id for letter in letters]
+    client = sign_in(cast.ada)
+    assert "Somebody else has" not in text_of(_select(client, *ids).content.decode())
+    acknowledge_incident(incident_id=letters[1].incident_id, by=cast.olga, key="k")
+    text = text_of(_select(client, *ids).content.decode())
+    assert f"INC-{letters[1].incident.number:04d} : olga has it" in text
+    assert f"INC-{letters[0].incident.number:04d} :" not in text
+    assert "Somebody else has" not in text_of(_select(sign_in(cast.olga), *ids).content.decode())

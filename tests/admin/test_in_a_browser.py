@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.utils import timezone
@@ -11,6 +11,7 @@ from django.utils import timezone
 from deadletters.models import DeadLetter, WorkerNode
 from incidents.models import Incident
 from repairs.models import RepairAction
+from repairs.services import retry_letter
 from tests.admin.test_access import PAGES, World
 from tests.admin.test_access import world as world
 from tests.admin.tools import mark_sent, newest_repair, succeed
@@ -18,7 +19,7 @@ from tests.cast import Cast
 from tests.factories import dead_letter
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
@@ -142,3 +143,70 @@ def test_a_page_fits_a_phone(page: Page, world: World, cast: Cast) -> None:
         page.goto(entry.path(world))
         width = page.evaluate("document.documentElement.scrollWidth")
         assert width <= 390, (name, width)
+
+
+def test_a_page_that_waits_shows_the_result_by_itself(page: Page, cast: Cast) -> None:
+    """C11: what was said stays, a fold stays open, and nothing is renewed under the hands of somebody at work."""
+    letter = dead_letter()
+    log_in(page)
+    page.goto(f"/ops/dead-letters/{letter.id}/retry/")
+    page.get_by_role("button", name="Retry it").click()
+    page.get_by_text("1 job is on its way").wait_for()
+    page.get_by_text("Traceback of the newest failure").click()
+    page.mouse.click(5, 5)
+    succeed(mark_sent(newest_repair()))
+    page.locator(".ops-kicker", has_text="Repaired").wait_for()
+    assert page.get_by_text("1 job is on its way").is_visible()
+    assert page.locator("details").first.get_attribute("open") is not None
+    assert page.locator("[data-renew]").count() == 0
+
+
+def test_an_incident_closes_before_the_eyes_of_who_has_retried_it(page: Page, cast: Cast) -> None:
+    """C11."""
+    letter = dead_letter()
+    log_in(page)
+    page.goto(f"/ops/incidents/{letter.incident_id}/retry/")
+    page.get_by_role("button", name="Retry 1").click()
+    page.get_by_text("This page renews itself every 3 s").wait_for()
+    page.evaluate("window.isTheSameDocument = true")
+    succeed(mark_sent(newest_repair()))
+    page.get_by_text("Closed: repaired").wait_for()
+    assert page.evaluate("window.isTheSameDocument")
+
+
+def test_a_page_is_not_renewed_while_a_menu_is_open_in_it(page: Page, cast: Cast) -> None:
+    first, _second = dead_letter(), dead_letter()
+    log_in(page)
+    page.goto(f"/ops/incidents/{first.incident_id}/retry-one/")
+    page.get_by_role("button", name="Retry this 1").click()
+    page.get_by_text("This page renews itself").wait_for()
+    page.get_by_text("More", exact=True).click()
+    succeed(mark_sent(newest_repair()))
+    page.wait_for_timeout(4_000)
+    assert page.get_by_role("link", name="Close without repairing").is_visible()
+    page.get_by_text("More", exact=True).click()
+    page.mouse.click(5, 5)
+    page.get_by_text("1 of 2 jobs not repaired").wait_for()
+
+
+def test_without_scripts_the_page_is_fetched_again_where_it_was_scrolled_to(
+    browser: Browser, live_server: Any, cast: Cast
+) -> None:
+    letter = dead_letter()
+    for _ in range(30):
+        dead_letter()
+    context = browser.new_context(base_url=live_server.url, java_script_enabled=False)
+    page = context.new_page()
+    log_in(page)
+    retry_letter(letter_id=letter.id, by=cast.ada, key="k")
+    page.goto(f"/ops/incidents/{letter.incident_id}/")
+    page.mouse.wheel(0, 700)
+    page.wait_for_timeout(500)
+    before = page.locator("#jobs").bounding_box()
+    succeed(mark_sent(newest_repair()))
+    page.get_by_text("30 of 31 jobs not repaired").wait_for()
+    after = page.locator("#jobs").bounding_box()
+    assert before is not None
+    assert after is not None
+    assert abs(before["y"] - after["y"]) < 200
+    context.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,13 +12,16 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils.html import escape
 
-from deadletters.models import DeadLetter, LetterState
+from deadletters.arguments import describe_signature
+from deadletters.models import DeadLetter, LetterState, WorkerNode
 from grants.actions import Action
 from grants.models import AuditEvent
 from incidents.models import Incident
-from incidents.services import acknowledge_incident
+from incidents.services import acknowledge_incident, resolve_incident
+from opsconsole.core.database import database_now
 from opsconsole.core.ids import new_id
-from repairs.models import ActionState, RepairAction
+from repairs.models import ActionState, RepairAction, RepairBatch
+from repairs.services import discard_letter, retry_incident, retry_letter
 from tests.admin.conftest import SignIn
 from tests.admin.tools import confirm, fail_again, hidden_fields, mark_sent, newest_repair, succeed, text_of
 from tests.cast import Cast, give
@@ -426,8 +431,8 @@ def test_an_incident_closes_by_itself_once_its_jobs_have_succeeded(
     confirm(client, _url(letter.incident, "retry-one/"))
     succeed(mark_sent(newest_repair()))
     text = text_of(client.get(_url(letter.incident)).content.decode())
-    assert "Closed: repaired" in text
-    assert "How this was closed before" in text
+    assert "Closed: repaired Every job of it is settled. A new failure opens the incident again." in text
+    assert "How this was closed before" not in text
     assert "Repaired" in text
 
 
@@ -476,10 +481,261 @@ def test_a_job_of_a_closed_incident_can_still_be_retried_from_its_own_page(
     assert newest_repair(letter).state == ActionState.PLANNED
 
 
+def test_how_it_was_closed_before_is_told_once_it_is_open_again(
+    letter: DeadLetter, cast: Cast, sign_in: SignIn
+) -> None:
+    """C7; how it is closed now stands above, once."""
+    client = sign_in(cast.ada)
+    confirm(client, _url(letter.incident, "close/"), {"code": "loss_accepted", "summary": "by hand"})
+    text = text_of(client.get(_url(letter.incident)).content.decode())
+    assert "Closed: the loss is accepted by hand" in text
+    assert "can still be retried from its own page" in text
+    assert "How this was closed before" not in text
+    dead_letter()
+    text = text_of(client.get(_url(letter.incident)).content.decode())
+    assert "episode 1, by ada: the loss is accepted , 1 job not repaired. by hand" in text
+    assert "system opened it again" in text
+    assert "ada closed it: the loss is accepted" in text
+
+
+def test_an_incident_closed_as_done_has_nothing_to_retry_and_no_code_in_its_text(
+    letter: DeadLetter, cast: Cast, sign_in: SignIn
+) -> None:
+    client = sign_in(cast.ada)
+    confirm(client, f"/ops/dead-letters/{letter.id}/done/", {"reason": "seen in the log"})
+    page = client.get(_url(letter.incident)).content.decode()
+    text = text_of(page)
+    assert "Closed: it had already happened Every job of it is settled." in text
+    assert "can still be retried" not in text
+    assert "already_done" not in page
+
+
+def test_a_code_that_somebody_typed_is_shown_as_words(letter: DeadLetter, cast: Cast, sign_in: SignIn) -> None:
+    resolve_incident(
+        incident_id=letter.incident_id, by=cast.ada, key="k", code="fixed_upstream", summary="They mended it.",
+        unrepaired=1,
+    )  # fmt: skip
+    text = text_of(sign_in(cast.ada).get(_url(letter.incident)).content.decode())
+    assert "Closed: fixed upstream They mended it." in text
+
+
 def test_a_closed_incident_offers_no_close(letter: DeadLetter, cast: Cast, sign_in: SignIn) -> None:
     client = sign_in(cast.ada)
     confirm(client, _url(letter.incident, "close/"), {"code": "loss_accepted", "summary": "by hand"})
     assert client.get(_url(letter.incident, "close/")).status_code == 302
     text = text_of(client.get(_url(letter.incident, "retry/")).content.decode())
     assert "There is nothing to retry" in text
+    assert "retrying makes it yours" not in text
+    assert "No job of INC-" in text
     assert "No job of INC-" in text_of(client.get(_url(letter.incident, "retry-one/")).content.decode())
+
+
+# -- what the page counts is what its confirmations say ----------------------------------------------------------------
+
+
+def serve(task: str = "shop.send_mail", queue: str = "celery", function: Any = lambda *args, **kwargs: None) -> None:
+    """Let one live worker serve a task."""
+    now = database_now()
+    WorkerNode.objects.create(
+        id="w1", source="tests", host="h", pid=1, queues=json.dumps([queue]),
+        tasks=json.dumps({task: describe_signature(function)}), started_at=now, seen_at=now,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize(
+    ("served", "reason"),
+    [
+        ({"task": "shop.other"}, "No live worker serves shop.send_mail."),
+        ({"queue": "mail"}, "No live worker serves shop.send_mail on the queue celery."),
+    ],
+)
+def test_the_page_offers_no_retry_of_what_no_worker_serves(
+    served: dict[str, Any], reason: str, many: bool, letter: DeadLetter, cast: Cast, sign_in: SignIn,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Few jobs are checked to the end, of many only their rows: both say so, and list them under it."""
+    monkeypatch.setattr("repairs.prospects.FULLY_CHECKED", 0 if many else 25)
+    dead_letter()
+    serve(**served)
+    client = sign_in(cast.ada)
+    answer = client.get(_url(letter.incident))
+    text = text_of(answer.content.decode())
+    assert "0 safe to run again" in text
+    assert "2 can't be retried" in text
+    assert reason in text
+    assert not [label for label, _ in _labels(client, letter.incident) if label.startswith("Retry")]
+    assert {row["outcome"] for row in answer.context["letters"]} == {"Can't be retried"}
+    blocked, safe = (client.get(_url(letter.incident) + f"?show={name}") for name in ("blocked", "safe"))
+    assert (len(blocked.context["letters"]), len(safe.context["letters"])) == (2, 0)
+    asked = text_of(client.get(_url(letter.incident, "retry/")).content.decode())
+    assert "No job of INC-" in asked
+    assert "2 can't be retried" in asked
+
+
+def test_the_page_offers_no_retry_of_jobs_whose_arguments_do_not_fit(
+    letter: DeadLetter, cast: Cast, sign_in: SignIn
+) -> None:
+    """What only the message tells is counted as well."""
+    serve(function=lambda address: None)
+    client = sign_in(cast.ada)
+    text = text_of(client.get(_url(letter.incident)).content.decode())
+    assert "0 safe to run again" in text
+    assert "1 can't be retried 1: The arguments do not fit" in text
+    assert not [label for label, _ in _labels(client, letter.incident) if label.startswith("Retry")]
+    assert "1 can't be retried" in text_of(client.get(_url(letter.incident, "retry/")).content.decode())
+    page = text_of(client.get(f"/ops/dead-letters/{letter.id}/").content.decode())
+    assert "Can't be retried now" in page
+    assert "Safe to run again, because" not in page
+
+
+def test_of_many_jobs_those_that_are_too_old_are_listed_as_such(
+    letter: DeadLetter, cast: Cast, sign_in: SignIn, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("repairs.prospects.FULLY_CHECKED", 0)
+    young = dead_letter()
+    DeadLetter.objects.filter(id=letter.id).update(first_seen_at=database_now() - timedelta(seconds=120))
+    client = sign_in(cast.ada)
+    for seconds, blocked in ((60, [letter.id]), (10**15, [])):
+        settings.OPSCONSOLE_TASK_POLICIES = [{"pattern": "shop.*", "max_age_seconds": seconds}]
+        answer = client.get(_url(letter.incident) + "?show=blocked")
+        assert [row["letter"].id for row in answer.context["letters"]] == blocked
+        assert answer.context["tiles"].blocked == len(blocked)
+        safe = client.get(_url(letter.incident) + "?show=safe")
+        assert {row["letter"].id for row in safe.context["letters"]} == {letter.id, young.id} - set(blocked)
+
+
+def test_one_job_is_not_called_all_jobs(letter: DeadLetter, cast: Cast, sign_in: SignIn) -> None:
+    text = text_of(sign_in(cast.ada).get(_url(letter.incident, "retry/")).content.decode())
+    assert "Retry the 1 job of INC-" in text
+    assert "1 of 1 job not repaired , 1 final failure ·" in text_of(
+        sign_in(cast.ada).get(_url(letter.incident)).content.decode()
+    )
+
+
+# -- the timeline ------------------------------------------------------------------------------------------------------
+
+
+def _timeline(client: Client, incident: Incident) -> list[str]:
+    lines = client.get(_url(incident)).context["timeline"]
+    return [f"{one.who} {one.what}{f': {one.detail}' if one.detail else ''}" for one in lines]
+
+
+def test_the_timeline_says_who_did_what_and_how_it_went(cast: Cast, sign_in: SignIn) -> None:
+    """A first try that failed, a batch as one line, a job given up, one that had happened."""
+    first, *_others = letters = [dead_letter() for _ in range(5)]
+    incident = first.incident
+    client = sign_in(cast.olga)
+    retry_letter(letter_id=first.id, by=cast.olga, key="first")
+    fail_again(mark_sent(newest_repair()))
+    chosen = [one.id for one in letters[:3]]
+    retry_incident(incident_id=incident.id, by=cast.ada, key="b", letter_ids=chosen, provider_checked=True)
+    actions = list(RepairAction.objects.filter(batch__isnull=False).order_by("id"))
+    assert "ada retried 3 jobs: 3 about to be sent" in _timeline(client, incident)
+    for action in actions[:2]:
+        succeed(mark_sent(action))
+    mark_sent(actions[2])
+    discard_letter(letter_id=letters[3].id, by=cast.ada, key="d", reason="nobody wants it")
+    confirm(client, f"/ops/dead-letters/{letters[4].id}/done/", {"reason": "it is in the log"})
+    assert _timeline(client, incident)[:5] == [
+        f"olga closed 1 job ({letters[4].job_id}) as already happened: it is in the log",
+        f"ada discarded 1 job ({letters[3].job_id}): nobody wants it",
+        "ada retried 3 jobs: 1 awaiting result, 2 succeeded",
+        "system opened it again: Repair failed",
+        f"olga retried 1 job ({first.job_id}): failed again",
+    ]
+    assert RepairBatch.objects.count() == 1
+    succeed(actions[2])
+    assert _timeline(client, incident)[0] == "system closed it: repaired"
+
+
+def test_the_timeline_says_how_many_of_a_batch_were_refused(letter: DeadLetter, cast: Cast, sign_in: SignIn) -> None:
+    blocked = dead_letter()
+    DeadLetter.objects.filter(id=blocked.id).update(message_state="too_large")
+    retry_incident(incident_id=letter.incident_id, by=cast.ada, key="b", letter_ids=[letter.id, blocked.id])
+    assert "ada retried 2 jobs: 1 about to be sent, 1 refused" in _timeline(sign_in(cast.ada), letter.incident)
+
+
+def test_the_same_done_to_one_job_after_another_is_one_line(cast: Cast, sign_in: SignIn) -> None:
+    letters = [dead_letter(ambiguous=True) for _ in range(3)]
+    client = sign_in(cast.olga)
+    answers = {"answer": "already_happened", "reference": "mailhub log"}
+    confirm(client, _url(letters[0].incident, "retry/"), answers)
+    assert _timeline(client, letters[0].incident)[:2] == [
+        "system closed it: it had already happened",
+        "olga closed 3 jobs as already happened: It had already happened: mailhub log",
+    ]
+
+
+def test_all_repairs_of_an_incident_can_be_reached(letter: DeadLetter, cast: Cast, sign_in: SignIn) -> None:
+    client = sign_in(cast.ada)
+    assert client.get(_url(letter.incident)).context["all_repairs"] == ""
+    for number in range(20):
+        retry_letter(letter_id=dead_letter().id, by=cast.ada, key=str(number))
+    assert client.get(_url(letter.incident)).context["all_repairs"] == ""
+    retry_letter(letter_id=letter.id, by=cast.ada, key="21st")
+    page = client.get(_url(letter.incident))
+    assert len(page.context["repairs"]) == 20
+    assert len(client.get(page.context["all_repairs"]).context["cl"].result_list) == 21
+
+
+# -- somebody else has it ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["incidents/{incident}/retry/", "incidents/{incident}/retry-one/", "dead-letters/{letter}/retry/",
+     "dead-letters/{letter}/done/", "dead-letters/{letter}/discard/"],
+)  # fmt: skip
+def test_who_decides_about_what_somebody_else_has_is_warned(
+    path: str, letter: DeadLetter, cast: Cast, sign_in: SignIn
+) -> None:
+    dead_letter()
+    url = f"/ops/{path.format(incident=letter.incident_id, letter=letter.id)}"
+    assert "talk to them first" not in text_of(sign_in(cast.ada).get(url).content.decode())
+    acknowledge_incident(incident_id=letter.incident_id, by=cast.olga, key="k")
+    text = text_of(sign_in(cast.ada).get(url).content.decode())
+    assert f"olga has INC-{letter.incident.number:04d}, taken" in text
+    assert "talk to them first" in text
+    assert "talk to them first" not in text_of(sign_in(cast.olga).get(url).content.decode())
+
+
+# -- pages that wait for results ---------------------------------------------------------------------------------------
+
+
+def _renews(client: Client, path: str) -> bool:
+    page = client.get(path).content.decode()
+    says = "This page renews itself every 3 s until the result is here." in text_of(page)
+    assert ('<noscript><meta http-equiv="refresh" content="3"></noscript>' in page) is says
+    assert ('data-renew="3"' in page) is says
+    return says
+
+
+def test_pages_renew_themselves_while_a_repair_waits_for_its_result(
+    letter: DeadLetter, cast: Cast, sign_in: SignIn
+) -> None:
+    client = sign_in(cast.ada)
+    of_letter, of_incident = f"/ops/dead-letters/{letter.id}/", _url(letter.incident)
+    assert [_renews(client, path) for path in (of_incident, of_letter)] == [False, False]
+    retry_letter(letter_id=letter.id, by=cast.ada, key="k")
+    action = newest_repair()
+    paths = (of_incident, of_letter, f"/ops/repairs/{action.id}/")
+    assert [_renews(client, path) for path in paths] == [True, True, True]
+    assert not _renews(client, _url(letter.incident, "close/")), "no page on which somebody fills in a form"
+    succeed(mark_sent(action))
+    assert [_renews(client, path) for path in paths] == [False, False, False]
+
+
+def test_a_page_looks_less_often_for_a_result_that_has_not_come_for_minutes(
+    letter: DeadLetter, cast: Cast, sign_in: SignIn
+) -> None:
+    retry_letter(letter_id=letter.id, by=cast.ada, key="k")
+    RepairAction.objects.update(planned_at=database_now() - timedelta(minutes=3))
+    assert sign_in(cast.ada).get(_url(letter.incident)).context["renew"] == 30
+
+
+def test_what_is_said_once_is_left_longer_where_the_whole_page_is_fetched_again(
+    letter: DeadLetter, cast: Cast, sign_in: SignIn
+) -> None:
+    answer = confirm(sign_in(cast.ada), f"/ops/dead-letters/{letter.id}/retry/", follow=True)
+    assert '<meta http-equiv="refresh" content="15">' in answer.content.decode()

@@ -12,11 +12,13 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from deadletters import conf
+from deadletters.admin import call_words
+from deadletters.arguments import describe_signature
 from deadletters.models import DeadLetter, WorkerNode
 from grants.actions import Action
 from incidents.models import Incident, Severity
 from opsconsole.core.database import database_now
-from repairs.services import retry_incident
+from repairs.services import discard_letter, retry_incident, retry_letter
 from tests.admin.conftest import SignIn
 from tests.admin.tools import text_of
 from tests.cast import Cast, give
@@ -297,7 +299,8 @@ def test_workers_are_alive_late_gone_or_stopped(cast: Cast, sign_in: SignIn) -> 
         ("a", 5, False, conf.settings_digest()), ("b", 40, False, ""), ("c", 90, False, "other"), ("d", 5, True, ""),
     ):  # fmt: skip
         WorkerNode.objects.create(
-            id=name, source="tests", host=name, pid=1, queues='["mail"]', tasks='{"shop.send_mail": "(a)"}',
+            id=name, source="tests", host=name, pid=1, queues='["mail"]',
+            tasks=json.dumps({"shop.send_mail": describe_signature(lambda a, b=1, *, c, d=None: None)}),
             settings_digest=digest, started_at=now, seen_at=now - seconds(age), stopped_at=now if stopped else None,
             trouble="disk full" if name == "b" else "",
         )  # fmt: skip
@@ -307,5 +310,54 @@ def test_workers_are_alive_late_gone_or_stopped(cast: Cast, sign_in: SignIn) -> 
     assert (rows["a"][-1], rows["b"][-1]) == ("none", "disk full")
     assert "settings differ" in rows["c"][-1]
     text = text_of(client.get("/ops/workers/a/").content.decode())
-    assert "shop.send_mail(a)" in text
+    assert "shop.send_mail(a, b=…, *, c, d=…)" in text
     assert client.get("/ops/workers/nobody/").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda: None, "()"),
+        (lambda a, /, b=2: None, "(a, /, b=…)"),
+        (lambda a, *rest, b, **more: None, "(a, *args, b, **kwargs)"),
+    ],
+)
+def test_a_task_is_written_as_python_writes_it(function: Any, words: str) -> None:
+    assert call_words(describe_signature(function)) == words
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "[]"])
+def test_a_task_whose_signature_is_not_known_has_only_its_name(text: str) -> None:
+    assert call_words(text) == ""
+
+
+@pytest.mark.parametrize("path", ["/ops/incidents/", "/ops/dead-letters/", "/ops/repairs/"])
+def test_a_cursor_that_is_none_is_not_understood(path: str, cast: Cast, sign_in: SignIn) -> None:
+    """400, and no word of permissions."""
+    answer = sign_in(cast.olga).get(f"{path}?cursor=garbage")
+    text = text_of(answer.content.decode())
+    assert answer.status_code == 400
+    assert "Not understood" in text
+    assert "Not allowed" not in text
+
+
+@pytest.mark.parametrize("typed", ["INC-{:04d}", "inc-{}", "#{}", "{}"])
+def test_failed_jobs_and_repairs_are_found_by_their_incident(typed: str, cast: Cast, sign_in: SignIn) -> None:
+    letter, other = dead_letter(), dead_letter(task="shop.other")
+    for number, one in enumerate((letter, other)):
+        retry_letter(letter_id=one.id, by=cast.ada, key=str(number))
+    client = sign_in(cast.ada)
+    wanted = {"incident": typed.format(letter.incident.number)}
+    jobs = client.get("/ops/dead-letters/", {**wanted, "state": "retrying"}).context["cl"].result_list
+    repairs = client.get("/ops/repairs/", wanted).context["cl"].result_list
+    assert ([job.id for job in jobs], [repair.letter_id for repair in repairs]) == ([letter.id], [letter.id])
+
+
+def test_only_a_job_that_waits_is_said_to_be_safe_to_run_again(cast: Cast, sign_in: SignIn) -> None:
+    discard_letter(letter_id=dead_letter().id, by=cast.ada, key="k", reason="nobody wants it")
+    dead_letter()
+    client = sign_in(cast.ada)
+    rows = client.get("/ops/dead-letters/?state=").context["rows"]
+    assert sorted((cells[2], cells[3]) for _, _, cells in rows) == [
+        ("Discarded", ""), ("Needs a decision", "Safe to run again"),
+    ]  # fmt: skip

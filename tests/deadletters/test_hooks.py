@@ -33,7 +33,7 @@ from kombu.message import Message
 from deadletters.journal import hooks as module
 from deadletters.journal.events import Caught, Delivery, Ended, EndState, Event, Failed, MessageState
 from deadletters.journal.folder import JournalRoot, WorkerFolder
-from deadletters.journal.frames import MESSAGE_CONTEXT
+from deadletters.journal.frames import ENTRY, MESSAGE_CONTEXT, Kind, read_frames, split_report_part
 from deadletters.journal.hooks import REPAIR_HEADER, RETRIABLE, Hooks, StartRefused, connect
 from deadletters.journal.message import TOKEN_KEY, RawMessage, unpack_message
 from deadletters.journal.reader import FolderReader
@@ -706,6 +706,29 @@ def received(hooks: Hooks, embed: Any = None, properties: dict[str, Any] | None 
     assert hooks.folder is not None
     (delivery,) = FolderReader(hooks.folder, SEALER, settle_seconds=0).read().received
     return delivery
+
+
+def test_a_failure_that_waits_for_the_disk_has_a_copy_of_its_message(
+    hooks: Hooks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the others in a burst only main's entry has it; whoever was killed before that left it with the broker."""
+    now = 1000.0
+    monkeypatch.setattr("deadletters.journal.files.boot_now", lambda: now)
+    copied = []
+    for step in (0.0, 0.01, 0.01, 1.0):
+        now += step
+        task = hooks.app.tasks["shop.charge"]
+        task.push_request(id="id-1", task="shop.charge", properties={TOKEN_KEY: 1})
+        try:
+            hooks._on_task_failure(sender=task, task_id="id-1", exception=ValueError("no"), args=[1], kwargs={})
+        finally:
+            task.pop_request()
+    assert hooks.folder is not None
+    (path,) = hooks.folder.files()
+    for _, _, payload in read_frames(path.read_bytes(), final=True)[0]:
+        if payload[0] == Kind.FAIL:
+            copied.append(bool(split_report_part(payload[ENTRY.size :])[3]))
+    assert copied == [True, False, False, True]
 
 
 def test_a_member_of_a_chord_names_the_chords_body(hooks: Hooks) -> None:

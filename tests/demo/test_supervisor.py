@@ -79,14 +79,84 @@ def test_a_child_that_ends_by_itself_is_named_with_its_exit_code(
     assert describe_end(gone) == "worker ended by itself with exit code 3"
 
 
-def test_a_child_that_is_killed_is_named_with_the_signal(supervisor: Supervisor, start: Callable[..., Child]) -> None:
-    child = start("worker", SLEEP)
+SUICIDE = "import os, signal; print('here', flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+
+
+def test_a_child_that_is_killed_is_started_again_and_one_line_says_so(
+    supervisor: Supervisor, terminal: Terminal, start: Callable[..., Child], tmp_path: Path
+) -> None:
+    """In its place: it is stopped in its turn, and its lines have its name."""
+    mark = tmp_path / "was-here"
+    once = f"import os, pathlib, signal; mark = pathlib.Path({str(mark)!r})\n"
+    once += "if not mark.exists(): mark.touch(); os.kill(os.getpid(), signal.SIGKILL)\n"
+    worker = start("worker", once + f"print('back', flush=True); {SLEEP}")
+    web = start("web", SLEEP)
     supervisor.watch()
-    child.signal(signal.SIGKILL)
+    before = (worker.process.pid, web.process.pid)
+    threading.Thread(target=lambda: (terminal.wait_for("back"), os.kill(os.getpid(), signal.SIGTERM))).start()
+    assert supervisor.wait() is None
+    assert [line for line in terminal.lines if "started again" in line] == [
+        "worker was ended by SIGKILL, and is started again."
+    ]
+    assert "worker | back" in terminal.lines
+    assert supervisor.children == [worker, web]
+    assert worker.process.pid != before[0]
+    assert web.process.pid == before[1]
+
+
+def test_a_child_that_is_killed_again_and_again_is_named_with_the_signal(
+    supervisor: Supervisor, terminal: Terminal, start: Callable[..., Child]
+) -> None:
+    """Three times a minute, and then it counts as ended."""
+    start("worker", SUICIDE)
+    supervisor.watch()
     gone = supervisor.wait()
     supervisor.stop()
     assert gone is not None
     assert describe_end(gone) == "worker was ended by SIGKILL"
+    assert [line for line in terminal.lines if "started again" in line] == [
+        "worker was ended by SIGKILL, and is started again."
+    ] * 3
+    assert terminal.lines.count("worker | here") == 4
+
+
+def test_what_was_started_a_minute_ago_does_not_count(
+    supervisor: Supervisor, terminal: Terminal, start: Callable[..., Child], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("opsconsole.management.supervisor.STARTED_AGAIN_WITHIN_SECONDS", 0.0)
+    start("worker", SUICIDE)
+    supervisor.watch()
+
+    def stop_after_five() -> None:
+        while terminal.lines.count("worker | here") < 5:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop_after_five, daemon=True).start()
+    assert supervisor.wait() is None
+
+
+def test_what_a_killed_child_had_started_is_ended_with_it(
+    supervisor: Supervisor, terminal: Terminal, start: Callable[..., Child]
+) -> None:
+    """A worker's pool would run on beside that of the new one."""
+    nested = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {SLEEP!r}]).pid, flush=True);"
+    start("worker", nested + SUICIDE)
+    supervisor.watch()
+    assert supervisor.wait() is not None
+    supervisor.stop()
+    pids = [int(line.split("| ")[1]) for line in terminal.lines if line.startswith("worker | ") and "here" not in line]
+    assert len(pids) == 4
+    for pid in pids:
+        wait_until_gone(pid)
+
+
+def wait_until_gone(pid: int) -> None:
+    for _ in range(100):
+        if not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]:
+            return
+        time.sleep(0.02)
+    pytest.fail(f"{pid} is still there", pytrace=False)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -122,11 +192,7 @@ def test_one_that_does_not_stop_in_time_is_killed_with_its_own_children(
     supervisor.stop()
     assert child.process.returncode == -signal.SIGKILL
     assert any("did not stop in time" in line for line in terminal.lines)
-    for _ in range(100):
-        if not Path(f"/proc/{grandchild}").exists() or "Z" in Path(f"/proc/{grandchild}/stat").read_text().split()[2]:
-            return
-        time.sleep(0.02)
-    pytest.fail("what the child had started is still there", pytrace=False)
+    wait_until_gone(grandchild)
 
 
 def test_a_second_signal_stops_at_once(terminal: Terminal) -> None:
@@ -170,8 +236,4 @@ def test_children_do_not_outlive_a_supervisor_that_is_killed() -> None:
         child = int(parent.stdout.readline())
     parent.kill()
     parent.wait()
-    for _ in range(100):
-        if not Path(f"/proc/{child}").exists() or Path(f"/proc/{child}/stat").read_text().split()[2] == "Z":
-            return
-        time.sleep(0.02)
-    pytest.fail("the child is still there", pytrace=False)
+    wait_until_gone(child)

@@ -40,7 +40,7 @@ from repairs.errors import (
     TooMany,
 )
 from repairs.models import ActionState, RepairAction, RepairBatch
-from repairs.prospects import Prospect, count_tiles, prospect_of, select_open
+from repairs.prospects import Prospect, judge_jobs, prospect_of, select_open
 from repairs.refusals import Served
 from repairs.selectors import preview_retry
 from repairs.services import (
@@ -293,7 +293,7 @@ def test_pages_say_of_a_job_that_is_too_old_that_it_cannot_be_retried(cast: Cast
     aged(old, seconds=3700)
     incident = Incident.objects.get()
     served = Served.by("tests", database_now())
-    tiles = count_tiles(incident, served)
+    tiles = judge_jobs(incident, served).tiles
     assert (tiles.blocked, tiles.retriable) == (1, 1)
     ((reason, count),) = tiles.reasons["blocked"]
     assert count == 1

@@ -36,7 +36,7 @@ class Command(OperationsCommand):
         listing = self.subcommand("list", "List dead letters, open ones first.", self.list)
         listing.add_argument("--state", type=words(selectors.STATES), default=("unresolved",))
         listing.add_argument("--outcome-class", choices=OUTCOMES)
-        listing.add_argument("--incident", type=incident_ref, help="#number or id")
+        listing.add_argument("--incident", type=incident_ref, help="INC-0012, #12 or its id")
         for option in (
             "--tenant", "--source", "--job-type", "--queue", "--task-id", "--job-id", "--actor-type", "--actor-id",
         ):  # fmt: skip

@@ -8,9 +8,11 @@ from argparse import ArgumentParser
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
+from secrets import token_urlsafe
 from typing import Any
 from uuid import UUID
 
+from django.contrib.auth import get_user_model
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.core.serializers.json import DjangoJSONEncoder
 
@@ -18,12 +20,14 @@ from grants import selectors, services
 from grants.actions import Action
 from grants.audit import validate_key
 from grants.cli import add_operator_arguments, operator_from_options
+from grants.errors import AccessDenied, PrincipalNotFound
 from grants.models import SCOPE_FIELDS, ApiToken
 from grants.operators import Operator
 from grants.resources import ANY, Resource
 from opsconsole.core.database import database_now
 from opsconsole.core.errors import OpsError
 from opsconsole.core.ids import new_id
+from opsconsole.management.operations import NobodyNamed, is_named
 
 UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
 ACTIONS = [action.value for action in Action]
@@ -56,6 +60,9 @@ class Command(BaseCommand):
 
         grant = subcommand("grant", "Give a permission to a user or a group.", self.grant)
         _add_principal(grant, required=True)
+        grant.add_argument(
+            "--create", action="store_true", help="make the user if there is none, as staff; prints a password once"
+        )
         _add_action_and_scope(grant)
         grant.add_argument("--reason", required=True)
         grant.add_argument("--expires", required=True, metavar="WHEN", help="90d, 8h, 30m, or an ISO 8601 time")
@@ -87,7 +94,10 @@ class Command(BaseCommand):
         try:
             options["handler"](options)
         except OpsError as refusal:
-            raise CommandError(f"{refusal.detail} ({refusal.code})") from refusal
+            why = f"{refusal.detail} ({refusal.code})"
+            if isinstance(refusal, AccessDenied) and not is_named(refusal.operator):
+                why = f"{why} {NobodyNamed()}"
+            raise CommandError(why) from refusal
 
     def bootstrap(self, options: dict[str, Any]) -> None:
         """Make the first operator."""
@@ -104,36 +114,52 @@ class Command(BaseCommand):
 
     def list_grants(self, options: dict[str, Any]) -> None:
         """List grants."""
-        grants = selectors.grants_named(
-            operator_from_options(options), username=options["user"], group=options["group"]
-        )
+        by = operator_from_options(options)
+        grants = selectors.grants_named(by, username=options["user"], group=options["group"])
         lines = [
             f"{held.id:<16} {held.holder:<16} {held.action:<26} "
             f"{' / '.join((held.tenant, held.actor_type, held.actor_id, held.command_id))}  "
             f"{_end(held.expires_at, held.is_live)}  by {held.granted_by_name}: {held.reason}"
             for held in grants
         ]
-        self._answer(options, [asdict(held) for held in grants], lines or ["No permissions."])
+        nothing = "No permissions." if is_named(by) else f"No permissions. {NobodyNamed()}"
+        self._answer(options, [asdict(held) for held in grants], lines or [nothing])
 
     def grant(self, options: dict[str, Any]) -> None:
-        """Give a permission."""
+        """Give a permission; with ``--create`` to a user who is made for it, and does not stay if it is refused."""
         by = operator_from_options(options)
         scope = {field: options[field] for field in SCOPE_FIELDS}
         expires_at, key = _moment(options["expires"]), _key(options)
-        user, group = selectors.principal_to_manage(
-            by, Resource(**scope), username=options["user"], group=options["group"]
-        )
-        receipt = services.grant(
-            by=by,
-            action=Action(options["action"]),
-            **scope,
-            reason=options["reason"],
-            expires_at=expires_at,
-            key=key,
-            user=user,
-            group=group,
-        )
-        self._answer(options, asdict(receipt), [f"{receipt.grant_id}: {receipt.action} until {receipt.expires_at}"])
+        user: Any
+        password = None
+        try:
+            user, group = selectors.principal_to_manage(
+                by, Resource(**scope), username=options["user"], group=options["group"]
+            )
+        except PrincipalNotFound:
+            if not options["create"] or options["user"] is None:
+                raise
+            password = token_urlsafe(18)
+            user, group = _make_staff(options["user"], password), None
+        try:
+            receipt = services.grant(
+                by=by,
+                action=Action(options["action"]),
+                **scope,
+                reason=options["reason"],
+                expires_at=expires_at,
+                key=key,
+                user=user,
+                group=group,
+            )
+        except OpsError:
+            if password is not None:
+                user.delete()
+            raise
+        lines = [f"{receipt.grant_id}: {receipt.action} until {receipt.expires_at}"]
+        if password is not None:
+            lines.append(f"{options['user']} was made. Password, shown once: {password}")
+        self._answer(options, {**asdict(receipt), "password": password}, lines)
 
     def revoke(self, options: dict[str, Any]) -> None:
         """Take back a permission."""
@@ -204,6 +230,13 @@ class Command(BaseCommand):
             self.stdout.write(json.dumps(value, cls=DjangoJSONEncoder, ensure_ascii=False))
         else:
             self.stdout.write("\n".join(lines))
+
+
+def _make_staff(username: str, password: str) -> Any:
+    model: Any = get_user_model()
+    return model._default_manager.create_user(
+        **{model.USERNAME_FIELD: username, "password": password, "is_staff": True}
+    )
 
 
 def _add_principal(parser: ArgumentParser, *, required: bool) -> None:

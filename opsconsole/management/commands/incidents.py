@@ -30,7 +30,7 @@ from repairs.services import retry_incident
 class Command(OperationsCommand):
     """Each subcommand acts with the permissions of ``--operator USERNAME`` or of a token."""
 
-    help = "List incidents and show, acknowledge, resolve or retry one, named by #number or id."
+    help = "List incidents and show, acknowledge, resolve or retry one, named by INC-0012, #12 or its id."
 
     def add_subcommands(self) -> None:
         """Declare the subcommands."""
@@ -156,7 +156,7 @@ def add_retry_arguments(parser: ArgumentParser) -> None:
 
 
 def _add_incident(parser: ArgumentParser) -> None:
-    parser.add_argument("incident", type=incident_ref, help="#number or id")
+    parser.add_argument("incident", type=incident_ref, help="INC-0012, #12 or its id")
 
 
 def _describe(incident: Incident, policy: TaskPolicySpec) -> list[str]:

@@ -29,7 +29,7 @@ class Command(OperationsCommand):
         listing = self.subcommand("list", "List repairs, newest first.", self.list)
         listing.add_argument("--state", type=words(selectors.STATES), default=())
         listing.add_argument("--tenant")
-        listing.add_argument("--incident", type=incident_ref, help="#number or id")
+        listing.add_argument("--incident", type=incident_ref, help="INC-0012, #12 or its id")
         listing.add_argument("--letter", type=record_id)
         listing.add_argument("--batch", type=record_id)
         add_page_arguments(listing, limit=50, most=100)

@@ -119,6 +119,7 @@ class Command(BaseCommand):
         if demo:
             env["DJANGO_SETTINGS_MODULE"] = DEMO_SETTINGS
             DemoFolder(_demo_path()).forget_ports()  # left by services that were killed: who listens there now?
+            DemoFolder(_demo_path()).begin_log()
             supervisor.start("services", _python("-m", "opsconsole.demo.flaky", str(_demo_path())), env=env)
         queues = [settings.OPSCONSOLE_QUEUE, *(["demo"] if demo else [])]
         supervisor.start("worker", _worker(workers, queues), env=env)
@@ -130,11 +131,13 @@ class Command(BaseCommand):
 
     def _announce(self, supervisor: Supervisor, url: str, sign_in: list[str], *, demo: bool) -> None:
         lines = ["", f"Console    {url.rstrip('/')}{reverse(HOME)}", *sign_in]
-        if demo and DemoFolder(_demo_path()).condition().is_broken:
+        folder = DemoFolder(_demo_path())
+        if demo and folder.condition().is_broken:
             lines += [
                 "Demo       jobs fail on purpose. Look at the incidents, then repair what they need:",
                 f"           {_manage()} demo heal",
                 "           and press retry: each incident closes by itself once its jobs have succeeded.",
+                f"           Their tracebacks are in {folder.log}",
             ]
         elif demo:
             lines += [
