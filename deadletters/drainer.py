@@ -43,6 +43,8 @@ AT_ONCE = 250
 """Failures in one transaction: more would hold an incident's lock for longer than they save (measured)."""
 IDLE_SECONDS = 10.0
 """Opening a connection costs the server about as much as recording a hundred failures (measured)."""
+COUNT_SECONDS = 1.0
+"""How long what is only counted waits for more of it: the statements cost the same for one job as for a thousand."""
 TRIES = 5
 LONGEST_PAUSE_SECONDS = 5.0
 RECOVER_EVERY_SECONDS = 5.0
@@ -434,6 +436,8 @@ class Drainer(threading.Thread):
         self._kept = KeptFailures(root, KEPT_BYTES, conf.kept_seconds(), sealer=conf.sealer())
         self._drain = self._drain_of(folder.name)
         self._reader = FolderReader(folder, conf.sealer())
+        self._gathered: Drained | None = None
+        self._gathered_at = 0.0
         self._pending: Drained | None = None
         self._worked_at = time.monotonic()
 
@@ -475,17 +479,19 @@ class Drainer(threading.Thread):
             connections.close_all()
 
     def step(self) -> bool:
-        """Record one batch of this worker's journal; returns whether there may be more at once."""
+        """Record what this worker's journal brings; returns whether there may be more at once.
+
+        What is only counted is gathered for a second; a failure or a repair's end is recorded with the next step.
+        """
         self.flush()
         if self._pending is None:
             batch = self._reader.read(READ_BYTES, to_the_end=self._stop_asked.is_set())
-            if not batch.events and not batch.received and batch.exhausted:
-                # Starts and acknowledgements alone change nothing that is counted; the next batch brings their offsets.
-                return False
-            self._worked_at = time.monotonic()
-            self._pending = Drained(batch=batch, boot_id=batch.boot_id or boot_id())
-            if self.behind_since is None and batch.events:
-                self.behind_since = time.monotonic()
+            # Starts and acknowledgements alone change nothing that is counted; a later batch brings their offsets.
+            if batch.events or batch.received or not batch.exhausted:
+                self._gather(batch)
+            if self._gathered is None or not self._is_due(batch):
+                return not batch.exhausted
+            self._pending, self._gathered = self._gathered, None
         self._drain.apply(self._pending)
         exhausted = self._pending.batch.exhausted
         offsets = self._pending.batch.offsets
@@ -495,6 +501,32 @@ class Drainer(threading.Thread):
         if exhausted:
             self.behind_since = None
         return not exhausted
+
+    def _gather(self, batch: Batch) -> None:
+        """Add a batch to those that wait to be recorded together."""
+        _report_damage(batch, self.worker)
+        now = self._worked_at = time.monotonic()
+        if self._gathered is None:
+            self._gathered_at = now
+            self._gathered = Drained(batch=batch, boot_id=batch.boot_id or boot_id())
+        else:
+            before = self._gathered.batch
+            self._gathered.batch = replace(
+                batch,
+                events=before.events + batch.events,
+                received=before.received + batch.received,
+                damaged=before.damaged + batch.damaged,
+            )
+        if self.behind_since is None and batch.events:
+            self.behind_since = now
+
+    def _is_due(self, newest: Batch) -> bool:
+        return (
+            self._stop_asked.is_set()
+            or time.monotonic() - self._gathered_at >= COUNT_SECONDS
+            or not newest.exhausted
+            or any(isinstance(event, Failed) or _concerns_repairs(event) for event in newest.events)
+        )
 
     def recover(self) -> int:
         """Settle the journals that dead workers of this host have left; returns how many."""
@@ -552,6 +584,11 @@ class Drainer(threading.Thread):
         self.trouble = trouble
 
 
+def _report_damage(batch: Batch, worker: str) -> None:
+    for what in batch.damaged:
+        logger.error("the journal of %s is damaged: %s", worker, what)
+
+
 def recover_folder(folder: WorkerFolder, drain: FolderDrain) -> bool:
     """Record what a dead worker's journal still holds and what became of its open deliveries.
 
@@ -572,11 +609,13 @@ def recover_folder(folder: WorkerFolder, drain: FolderDrain) -> bool:
         drain.source = str(reader.head.get("source") or drain.source)
         drain.worker = str(reader.head.get("node") or drain.worker)
         boot = batch.boot_id or boot
+        _report_damage(batch, drain.worker)
         if batch.offsets or batch.events or batch.received:
             drain.apply(Drained(batch=batch, boot_id=boot or boot_id()))
         if batch.exhausted:
             break
     last = reader.finish()
+    _report_damage(last, drain.worker)
     drain.apply(Drained(batch=replace(last, exhausted=True), boot_id=last.boot_id or boot, is_last=True))
     if last.events:
         logger.warning("recovered the journal of %s: %d deliveries had been open", folder.name, len(last.events))

@@ -356,3 +356,63 @@ def test_while_the_database_is_down_the_disk_is_made_to_hold_the_journal(
     thread.join(10)
     assert not thread.is_alive()
     assert synced[0] == str(file.path)
+
+
+class Read:
+    """A reader that brings the batches it was given, one at a time."""
+
+    def __init__(self, *batches: Batch) -> None:
+        self.batches = list(batches)
+
+    def read(self, *_: Any, **__: Any) -> Batch:
+        return self.batches.pop(0) if self.batches else Batch(events=(), received=())
+
+    def prune(self, offsets: dict[str, int]) -> None: ...
+
+
+def test_what_is_only_counted_is_gathered_and_a_failure_waits_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = JournalRoot(tmp_path)
+    thread = drainer.Drainer(
+        folder=root.create_worker_folder("w"), root=root, source="tests", worker="w", settlement=NoRepairs(),
+        flush=lambda: None,
+    )  # fmt: skip
+    applied: list[Drained] = []
+    now = 100.0
+    monkeypatch.setattr(drainer.time, "monotonic", lambda: now)
+    monkeypatch.setattr(thread._drain, "apply", applied.append)
+    well, failure = ended(EndState.SUCCESS), factories.failed()
+    thread._reader = Read(  # type: ignore[assignment]
+        Batch(events=(well,), received=(well.delivery,), offsets={"main": 1}, damaged=("bytes 1 to 2",)),
+        Batch(events=(well,), received=(), offsets={"main": 2}),
+        Batch(events=(failure,), received=(), offsets={"main": 3}),
+        Batch(events=(well,), received=(), offsets={"main": 4}),
+    )
+    assert [thread.step(), thread.step(), len(applied)] == [False, False, 0]
+    assert "damaged: bytes 1 to 2" in caplog.text
+    thread.step()
+    assert [(one.batch.events, one.batch.offsets) for one in applied] == [((well, well, failure), {"main": 3})]
+    thread.step()
+    now += drainer.COUNT_SECONDS - 0.01
+    thread.step()
+    assert len(applied) == 1
+    now += 0.01
+    thread.step()
+    assert (applied[1].batch.events, applied[1].batch.offsets) == ((well,), {"main": 4})
+
+
+def test_a_worker_that_stops_leaves_nothing_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = JournalRoot(tmp_path)
+    thread = drainer.Drainer(
+        folder=root.create_worker_folder("w"), root=root, source="tests", worker="w", settlement=NoRepairs(),
+        flush=lambda: None,
+    )  # fmt: skip
+    applied: list[Drained] = []
+    monkeypatch.setattr(thread._drain, "apply", applied.append)
+    thread._reader = Read(Batch(events=(ended(EndState.SUCCESS),), received=()))  # type: ignore[assignment]
+    thread.step()
+    assert applied == []
+    thread.stop()
+    thread.step()
+    assert len(applied) == 1
