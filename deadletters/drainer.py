@@ -43,8 +43,8 @@ AT_ONCE = 250
 """Failures in one transaction: more would hold an incident's lock for longer than they save (measured)."""
 IDLE_SECONDS = 10.0
 """Opening a connection costs the server about as much as recording a hundred failures (measured)."""
-COUNT_SECONDS = 1.0
-"""How long what is only counted waits for more of it: the statements cost the same for one job as for a thousand."""
+GATHER_SECONDS = 1.0
+"""How long one more of a burst waits for others: the statements cost the same for one job as for hundreds."""
 TRIES = 5
 LONGEST_PAUSE_SECONDS = 5.0
 RECOVER_EVERY_SECONDS = 5.0
@@ -438,6 +438,7 @@ class Drainer(threading.Thread):
         self._reader = FolderReader(folder, conf.sealer())
         self._gathered: Drained | None = None
         self._gathered_at = 0.0
+        self._failures_at = float("-inf")
         self._pending: Drained | None = None
         self._worked_at = time.monotonic()
 
@@ -481,7 +482,8 @@ class Drainer(threading.Thread):
     def step(self) -> bool:
         """Record what this worker's journal brings; returns whether there may be more at once.
 
-        What is only counted is gathered for a second; a failure or a repair's end is recorded with the next step.
+        A first failure and a repair's end are recorded at once. What is only counted, and the failures that follow, are
+        gathered for a second: beside a busy worker each statement also costs it the interpreter's lock.
         """
         self.flush()
         if self._pending is None:
@@ -490,9 +492,13 @@ class Drainer(threading.Thread):
             if batch.events or batch.received or not batch.exhausted:
                 self._gather(batch)
             if self._gathered is None or not self._is_due(batch):
+                if any(isinstance(event, Failed) for event in batch.events):
+                    self._sync()
                 return not batch.exhausted
             self._pending, self._gathered = self._gathered, None
         self._drain.apply(self._pending)
+        if any(isinstance(event, Failed) for event in self._pending.batch.events):
+            self._failures_at = time.monotonic()
         exhausted = self._pending.batch.exhausted
         offsets = self._pending.batch.offsets
         self._pending = None
@@ -521,11 +527,13 @@ class Drainer(threading.Thread):
             self.behind_since = now
 
     def _is_due(self, newest: Batch) -> bool:
-        return (
-            self._stop_asked.is_set()
-            or time.monotonic() - self._gathered_at >= COUNT_SECONDS
-            or not newest.exhausted
-            or any(isinstance(event, Failed) or _concerns_repairs(event) for event in newest.events)
+        now = time.monotonic()
+        if self._stop_asked.is_set() or not newest.exhausted or now - self._gathered_at >= GATHER_SECONDS:
+            return True
+        is_burst = now - self._failures_at < GATHER_SECONDS
+        return any(
+            bool(event.delivery.repair_id) or not is_burst if isinstance(event, Failed) else _concerns_repairs(event)
+            for event in newest.events
         )
 
     def recover(self) -> int:

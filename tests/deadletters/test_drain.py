@@ -28,6 +28,7 @@ from deadletters.recorder import Recorded
 from deadletters.replay import replay_kept, replay_set_aside
 from opsconsole.core.clock import boot_id, boot_now, wall_now
 from opsconsole.core.database import database_now
+from opsconsole.core.ids import new_id
 from tests import factories
 
 pytestmark = pytest.mark.django_db
@@ -394,12 +395,43 @@ def test_what_is_only_counted_is_gathered_and_a_failure_waits_for_nothing(
     thread.step()
     assert [(one.batch.events, one.batch.offsets) for one in applied] == [((well, well, failure), {"main": 3})]
     thread.step()
-    now += drainer.COUNT_SECONDS - 0.01
+    now += drainer.GATHER_SECONDS - 0.01
     thread.step()
     assert len(applied) == 1
     now += 0.01
     thread.step()
     assert (applied[1].batch.events, applied[1].batch.offsets) == ((well,), {"main": 4})
+
+
+def test_the_rest_of_a_burst_is_gathered_and_the_disk_holds_it_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = JournalRoot(tmp_path)
+    thread = drainer.Drainer(
+        folder=root.create_worker_folder("w"), root=root, source="tests", worker="w", settlement=NoRepairs(),
+        flush=lambda: None,
+    )  # fmt: skip
+    applied: list[Drained] = []
+    synced: list[float] = []
+    now = 100.0
+    monkeypatch.setattr(drainer.time, "monotonic", lambda: now)
+    monkeypatch.setattr(thread._drain, "apply", applied.append)
+    monkeypatch.setattr(thread.folder, "sync", lambda: synced.append(now))
+    failures = [factories.failed() for _ in range(4)]
+    repair = factories.failed(repair_id=str(new_id()))
+    thread._reader = Read(  # type: ignore[assignment]
+        *(Batch(events=(one,), received=(), offsets={"main": number}) for number, one in enumerate(failures)),
+        Batch(events=(repair,), received=(), offsets={"main": 9}),
+    )
+    thread.step()
+    assert [one.batch.events for one in applied] == [(failures[0],)]
+    for _ in range(3):
+        now += 0.25
+        thread.step()
+    assert (len(applied), synced) == (1, [100.25, 100.5, 100.75])
+    # A repair's end is awaited by somebody: it takes along what had been gathered.
+    thread.step()
+    assert [one.batch.events for one in applied[1:]] == [(*failures[1:], repair)]
 
 
 def test_a_worker_that_stops_leaves_nothing_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
