@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 from deadletters.journal.events import Caught
 
@@ -177,16 +178,16 @@ def judge(
     with it a call that does not fit is told from one that the task itself made.
     """
     error_class = error_class.removeprefix("builtins.")
-    chain = (error_class, *(name.removeprefix("builtins.") for name in classes))
     judgement = _judge(
-        caught=caught,
-        error_class=error_class,
-        chain=chain,
-        text=text,
-        effects=effects,
-        safe_errors=safe_errors,
-        never_started=never_started,
-        is_misfit=call_site == "" and error_class.endswith("TypeError") and _is_misfit(text, task),
+        caught,
+        error_class,
+        classes,
+        # Elsewhere the words decide nothing, and without them a burst of failures is one case.
+        text if error_class.endswith(_CONNECTION_ERRORS) else "",
+        effects,
+        safe_errors,
+        never_started,
+        call_site == "" and error_class.endswith("TypeError") and _is_misfit(text, task),
     )
     if message_missing:
         return Judgement(judgement.outcome, f"{judgement.reason} Its message was not fully captured.")
@@ -204,17 +205,18 @@ def combine(previous: Judgement | None, new: Judgement) -> Judgement:
     return new
 
 
+@lru_cache(maxsize=256)
 def _judge(
-    *,
     caught: Caught,
     error_class: str,
-    chain: tuple[str, ...],
+    classes: tuple[str, ...],
     text: str,
     effects: Effects,
     safe_errors: tuple[str, ...],
     never_started: bool,
     is_misfit: bool,
 ) -> Judgement:
+    chain = (error_class, *(name.removeprefix("builtins.") for name in classes))
     if never_started:
         return Judgement(OutcomeClass.SAFE, _NOT_STARTED.get(caught, "It had not been started, so nothing has run."))
     if caught in _NOT_STARTED:
@@ -228,12 +230,12 @@ def _judge(
         return Judgement(OutcomeClass.SAFE, "The arguments did not fit the task, so its body did not run.")
     if _is_declared(error_class, safe_errors):
         return Judgement(OutcomeClass.SAFE, f"{name} is declared safe: nothing has happened when it is raised.")
-    classes = frozenset(chain)
-    if (reason := _why_ambiguous(caught, error_class, name, classes)) is not None:
+    every = frozenset(chain)
+    if (reason := _why_ambiguous(caught, error_class, name, every)) is not None:
         return Judgement(OutcomeClass.AMBIGUOUS, reason)
     if safe_errors and any(_is_declared(other, safe_errors) for other in _its_own(name, chain)):
         return Judgement(OutcomeClass.SAFE, f"{name} comes from an error that is declared safe.")
-    return _judge_connection(name, classes, text) or _judge_by_effects(effects, name)
+    return _judge_connection(name, every, text) or _judge_by_effects(effects, name)
 
 
 def _its_own(name: str, chain: tuple[str, ...]) -> tuple[str, ...]:

@@ -45,7 +45,10 @@ class EndState(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Delivery:
-    """One message as one worker received it. Identity is fixed at ``task_received``."""
+    """One message as one worker received it. Identity is fixed at ``task_received``.
+
+    Kept failures hold these fields by their order: a new one goes to the end, and none is taken out.
+    """
 
     token: str  # unique per delivery on this host; (task id, retries) is not
     task_id: str

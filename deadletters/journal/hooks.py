@@ -540,7 +540,8 @@ class Hooks:
         # Of a job that just failed main writes the message before the broker forgets it. A copy here matters only if
         # this entry reaches the disk before main's does, and that is when it is synced by itself. The other kinds may
         # have no entry of main's at all: never announced, or never acknowledged.
-        is_copied = kind is not Kind.FAIL or not number or file.is_sync_due
+        is_synced = is_final and file.is_sync_due
+        is_copied = kind is not Kind.FAIL or not number or is_synced
         has_copy = is_final and is_copied and args is not None and kwargs is not None
         body = report_part(
             self._describe(values, who, values.get("chord")),
@@ -548,7 +549,7 @@ class Hooks:
             self._synthetic_message(values, args, kwargs) if has_copy else b"",
             flags,
         )
-        file.append(entry + body, sync=is_final)
+        file.append(entry + body, sync=is_synced)
 
     def _report_message(self, kind: Kind, message: Any, error: ErrorReport) -> None:
         file = self._file

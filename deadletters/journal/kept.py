@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from deadletters.journal.events import Caught, Delivery, Failed, MessageState
 from deadletters.journal.folder import KEPT_FOLDER, JournalRoot
@@ -31,7 +31,6 @@ _NAME: Final = re.compile(r"kept\.(?P<start>\d+)\.(?P<pid>\d+)\.j")
 _FILES_PER_SPAN: Final = 24
 # The sealed message stands behind the others.
 _FIELDS: Final = tuple(item.name for item in fields(Delivery) if item.name != "sealed")
-_USUAL: Final = tuple(item.default for item in fields(Delivery) if item.name != "sealed")
 _values_of: Final = attrgetter(*_FIELDS)
 _HEAD: Final = struct.Struct(">II")
 _UNREADABLE: Final = (SealError, ValueError, KeyError, TypeError, struct.error)
@@ -129,13 +128,8 @@ class KeptFailures:
 
 def pack_failure(failed: Failed, sealer: Sealer) -> bytes:
     """Return one failure as bytes. Error and message stay sealed as the journal has them; the rest is no secret."""
-    delivery: dict[str, Any] = {
-        name: value
-        for name, usual, value in zip(_FIELDS, _USUAL, _values_of(failed.delivery), strict=True)
-        if value != usual
-    }
     more = (failed.caught, failed.at_boot, failed.at_wall, failed.never_started)
-    head = encode_json((delivery, more)).encode("ascii")
+    head = encode_json((_values_of(failed.delivery), more)).encode("ascii")
     error = failed.sealed_error or sealer.seal(error_to_json(failed.error), ERROR_CONTEXT)
     return b"".join((_HEAD.pack(len(head), len(error)), head, error, failed.delivery.sealed))
 
@@ -144,10 +138,10 @@ def unpack_failure(data: bytes, sealer: Sealer) -> Failed:
     """Return what ``pack_failure`` packed; raises ``SealError`` if its key is gone, ``ValueError`` and the like."""
     head, error = _HEAD.unpack_from(data)
     middle = _HEAD.size + head
-    delivery, (caught, at_boot, at_wall, never_started) = json.loads(data[_HEAD.size : middle])
-    # A field that a newer release added is left out by an older one that reads its files.
-    known = {name: value for name, value in delivery.items() if name in _FIELDS}
-    known["message_state"] = MessageState(known.get("message_state", MessageState.MISSING))
+    values, (caught, at_boot, at_wall, never_started) = json.loads(data[_HEAD.size : middle])
+    # A field that a newer release added at the end is left out by an older one; a missing one has its default.
+    known = dict(zip(_FIELDS, values, strict=False))
+    known["message_state"] = MessageState(known["message_state"])
     sealed_error = data[middle : middle + error]
     return Failed(
         delivery=Delivery(**known, sealed=data[middle + error :]),

@@ -86,6 +86,12 @@ def test_integers_are_shown_exactly(number: int) -> None:
     assert REDACTOR.preview([number], {"n": number}) == f"{number}, n={number}"
 
 
+@given(st.lists(st.integers(-(10**10), 10**10) | st.booleans(), max_size=10), st.integers(1, 120))
+def test_a_few_numbers_are_shown_as_any_arguments_are(args: list[int], limit: int) -> None:
+    # With names they go the long way.
+    assert REDACTOR.preview(args, {}, limit=limit) == REDACTOR.preview(args, {}, names=["order"], limit=limit)
+
+
 def test_the_ids_that_a_float_would_round_are_shown_exactly() -> None:
     """API-05."""
     shown = REDACTOR.preview([], {"doc_id": 9221939555730002819, "order": 9007199254740993})
