@@ -4,8 +4,9 @@
 
 Three ways, in one process and without a broker: this console (the journal's hooks, the reader, the drainer and
 PostgreSQL), one SQL statement for each failure through Django's cursor, and django-celery-results. Counted is the
-processor time of this process and of its PostgreSQL backend, from the failure signal to the committed row. What the
-console's other hooks take of every job, failed or not, stands beside it and is capture_healthy's matter.
+processor time of this process and of its PostgreSQL backend, from the failure signal to the committed row. Each side
+records a few hundred before it is measured: what a connection learns once is no cost of a failure. What the console's
+other hooks take of every job, failed or not, stands beside it and is capture_healthy's matter.
 """
 
 from __future__ import annotations
@@ -19,7 +20,19 @@ from celery import Celery
 from celery.app.task import Context
 from celery.worker.request import Request
 
-from benchmarks.common import SOURCE, Goal, Meter, Run, backend_pid, benchmark, median, ratio, set_up_django, show
+from benchmarks.common import (
+    SOURCE,
+    WARM_UP,
+    Goal,
+    Meter,
+    Run,
+    backend_pid,
+    benchmark,
+    median,
+    ratio,
+    set_up_django,
+    show,
+)
 from benchmarks.common import use_database as use
 from benchmarks.hosting import CardDeclined, make_app, make_hooks, make_request, running
 
@@ -89,14 +102,28 @@ def failure_of(request: Request, number: int) -> tuple[CardDeclined, Any]:
 
 def console(run: Run, number: int) -> dict[str, Meter]:
     """Record through hooks, reader and drainer; return what each part took."""
+    record(run, WARM_UP, f"{number}-warm-up")
+    meters = record(run, run.tasks, str(number))
+    check_letters(WARM_UP + run.tasks)
+    return meters
+
+
+def check_letters(expected: int) -> None:
+    from deadletters.models import DeadLetter
+
+    if (found := DeadLetter.objects.count()) != expected:
+        raise AssertionError(f"{found} letters of {expected} failures")
+
+
+def record(run: Run, count: int, name: str) -> dict[str, Meter]:
+    """Record ``count`` failures through a journal of their own."""
     from deadletters import conf, drainer
     from deadletters.journal.reader import FolderReader
-    from deadletters.models import DeadLetter
     from repairs.settlement import DatabaseSettlement
 
     every_job, hooking, reading, recording = Meter(), Meter(), Meter(), Meter()
-    path = run.folder / f"journal-{number}"
-    failing = Failing(run.tasks)
+    path = run.folder / f"journal-{name}"
+    failing = Failing(count)
     hooks = make_hooks(failing.app, path, conf.sealer(), SOURCE)
     for job, request in failing:
         with every_job.client_only():
@@ -135,8 +162,6 @@ def console(run: Run, number: int) -> dict[str, Meter]:
         exhausted = batch.exhausted
     hooks.close()
     shutil.rmtree(path)
-    if (found := DeadLetter.objects.count()) != run.tasks:
-        raise AssertionError(f"{found} letters of {run.tasks} failures")
     return {EVERY_JOB: every_job, "hook of the failure": hooking, "reader": reading, "drainer, PostgreSQL": recording}
 
 
@@ -153,7 +178,9 @@ def statement(run: Run, number: int) -> dict[str, Meter]:
         cursor.execute(TABLES)
     meter = Meter()
     backend = backend_pid()
-    for job, request in Failing(run.tasks):
+    for job, request in Failing(WARM_UP + run.tasks):
+        if job == WARM_UP:
+            meter = Meter()
         error, info = failure_of(request, job)
         name = f"{type(error).__module__}.{type(error).__qualname__}"
         with meter.both(backend), connection.cursor() as cursor:
@@ -177,8 +204,8 @@ def statement(run: Run, number: int) -> dict[str, Meter]:
             )
     with connection.cursor() as cursor:
         cursor.execute("SELECT count(*) FROM bench_letter")
-        if (found := cursor.fetchone()[0]) != run.tasks:
-            raise AssertionError(f"{found} rows of {run.tasks} failures")
+        if (found := cursor.fetchone()[0]) != WARM_UP + run.tasks:
+            raise AssertionError(f"{found} rows of {WARM_UP + run.tasks} failures")
     return {"statement": meter}
 
 
@@ -192,18 +219,20 @@ def results(run: Run, number: int) -> dict[str, Meter]:
     from django_celery_results.models import TaskResult
 
     meter = Meter()
-    failing = Failing(run.tasks)
+    failing = Failing(WARM_UP + run.tasks)
     app: Celery = failing.app
     backend = DatabaseBackend(app)
     pid = backend_pid()
     for job, request in failing:
+        if job == WARM_UP:
+            meter = Meter()
         error, info = failure_of(request, job)
         with meter.both(pid):
             backend.store_result(
                 request.id, error, states.FAILURE, traceback=info.traceback, request=Context(request.request_dict)
             )
-    if (found := TaskResult.objects.count()) != run.tasks:
-        raise AssertionError(f"{found} results of {run.tasks} failures")
+    if (found := TaskResult.objects.count()) != WARM_UP + run.tasks:
+        raise AssertionError(f"{found} results of {WARM_UP + run.tasks} failures")
     return {"store_result": meter}
 
 
