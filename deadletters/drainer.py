@@ -575,7 +575,7 @@ class Drainer(threading.Thread):
         )
 
     def _sync(self) -> None:
-        """Make the disk hold what the database cannot: hooks wait for it only at the first failure of a burst."""
+        """Make the disk hold what the database has not yet: hooks wait for it only at the first failure of a burst."""
         try:
             self.folder.sync()
         except OSError as error:

@@ -32,7 +32,6 @@ TOKEN_KEY: Final = "opsconsole_delivery"  # noqa: S105  a name, not a secret
 """Where the hooks put their token into a request's properties; never part of a packed message."""
 
 _HEAD: Final = struct.Struct(">BI")
-_LENGTH: Final = struct.Struct(">I")
 # Content type and encoding stand first in a head that has them at all, so that most heads need not be read for them.
 _UNUSUAL: Final = (b'{"c"', b'{"e"')
 _VERSION: Final = 1
@@ -172,12 +171,13 @@ def unpack_body(data: bytes) -> tuple[bytes, str, str]:
     Raises ``ValueError`` for what ``pack_message`` has not packed.
     """
     try:
-        if data[0] == _VERSION and not data.startswith(_UNUSUAL, _HEAD.size):
-            (length,) = _LENGTH.unpack_from(data, 1)
-            return data[_HEAD.size + length :], "application/json", "utf-8"
+        version, length = _HEAD.unpack_from(data)
+        begin = _HEAD.size + length
+        if version == _VERSION and begin <= len(data) and not data.startswith(_UNUSUAL, _HEAD.size):
+            return data[begin:], "application/json", "utf-8"
         head, body = _split(data)
         return body, head.get("c", "application/json") or "", head.get("e", "utf-8") or ""
-    except (struct.error, IndexError, UnicodeDecodeError, TypeError, AttributeError) as exc:
+    except (struct.error, UnicodeDecodeError, TypeError, AttributeError) as exc:
         raise ValueError("this is not a packed message") from exc
 
 

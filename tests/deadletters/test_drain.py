@@ -66,6 +66,15 @@ def drain(tmp_path: Path | None = None, **fields: Any) -> FolderDrain:
     )
 
 
+def drainer_in(path: Path) -> drainer.Drainer:
+    """Return the drainer of a worker without any journal; its thread is not started."""
+    root = JournalRoot(path)
+    return drainer.Drainer(
+        folder=root.create_worker_folder("w"), root=root, source="tests", worker="w", settlement=NoRepairs(),
+        flush=lambda: None,
+    )  # fmt: skip
+
+
 def batch(*events: Failed | Ended, offset: int = 100, received: tuple[Delivery, ...] = ()) -> Drained:
     made = Batch(events=events, received=received, offsets={"main.000001.j": offset}, boot_id=boot_id())
     return Drained(batch=made, boot_id=boot_id())
@@ -374,11 +383,7 @@ class Read:
 def test_what_is_only_counted_is_gathered_and_a_failure_waits_for_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    root = JournalRoot(tmp_path)
-    thread = drainer.Drainer(
-        folder=root.create_worker_folder("w"), root=root, source="tests", worker="w", settlement=NoRepairs(),
-        flush=lambda: None,
-    )  # fmt: skip
+    thread = drainer_in(tmp_path)
     applied: list[Drained] = []
     now = 100.0
     monkeypatch.setattr(drainer.time, "monotonic", lambda: now)
@@ -406,11 +411,7 @@ def test_what_is_only_counted_is_gathered_and_a_failure_waits_for_nothing(
 def test_the_rest_of_a_burst_is_gathered_and_the_disk_holds_it_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = JournalRoot(tmp_path)
-    thread = drainer.Drainer(
-        folder=root.create_worker_folder("w"), root=root, source="tests", worker="w", settlement=NoRepairs(),
-        flush=lambda: None,
-    )  # fmt: skip
+    thread = drainer_in(tmp_path)
     applied: list[Drained] = []
     synced: list[float] = []
     now = 100.0
@@ -435,11 +436,7 @@ def test_the_rest_of_a_burst_is_gathered_and_the_disk_holds_it_meanwhile(
 
 
 def test_a_worker_that_stops_leaves_nothing_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = JournalRoot(tmp_path)
-    thread = drainer.Drainer(
-        folder=root.create_worker_folder("w"), root=root, source="tests", worker="w", settlement=NoRepairs(),
-        flush=lambda: None,
-    )  # fmt: skip
+    thread = drainer_in(tmp_path)
     applied: list[Drained] = []
     monkeypatch.setattr(thread._drain, "apply", applied.append)
     thread._reader = Read(Batch(events=(ended(EndState.SUCCESS),), received=()))  # type: ignore[assignment]
