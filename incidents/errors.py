@@ -12,7 +12,7 @@ class IncidentNotFound(OpsError):
 
 
 class IncidentResolved(OpsError):
-    """It is closed. A job of it can still be retried by itself while its message is kept."""
+    """It is closed. A job of it can still be retried by itself."""
 
     code = "operations_incident_resolved"
     status = 409

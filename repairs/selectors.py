@@ -59,7 +59,6 @@ class LetterPage:
     repairs: list[RepairAction]
     refusal: OpsError | None
     warnings: list[str]
-    retryable_until: datetime | None = None  # not known yet: nothing removes a message by its age
 
     @property
     def traceback(self) -> str:
