@@ -160,10 +160,10 @@ class Intake:
         call_site = shorten(error.call_site, 300)
         job_type = shorten(delivery.task or "invalid", 255)
         tenant, actor_type, actor_id = self._scope(delivery)
+        message, preview, message_digest = self._message(delivery, new_letter)
         task_id = delivery.task_id
-        message_id = task_id or delivery.message_digest or delivery.token
+        message_id = task_id or message_digest or delivery.token
         fingerprint = grouping.fingerprint(delivery.queue, task_id or None, message_id)
-        message, preview = self._message(delivery, new_letter)
         happened_at, is_exact = clock.moment(boot=failed.at_boot, wall=failed.at_wall, boot_id=boot_id)
         mode = policy.grouping or self.mode
         return Failure(
@@ -206,7 +206,7 @@ class Intake:
             ),
             preview=preview,
             message_state=delivery.message_state,
-            message_digest=delivery.message_digest,
+            message_digest=message_digest,
             blob=message,
             key_id=self.sealer.key_id(message) if message else "",
             exchange=shorten(delivery.exchange, 255),
@@ -279,18 +279,21 @@ class Intake:
             tenant = "default"
         return tenant, "(any)" if actor_type == "*" else actor_type, "(any)" if actor_id == "*" else actor_id
 
-    def _message(self, delivery: Delivery, letter_id: UUID) -> tuple[bytes, str]:
-        """Return the message sealed for its letter, and a redacted preview of its arguments."""
+    def _message(self, delivery: Delivery, letter_id: UUID) -> tuple[bytes, str, str]:
+        """Return the message sealed for its letter, a redacted preview of its arguments, and its body's digest."""
+        digest = delivery.message_digest
         if not delivery.sealed:
-            return b"", delivery.preview
+            return b"", delivery.preview, digest
         try:
             packed = self.sealer.open(delivery.sealed, MESSAGE_CONTEXT)
         except SealError as error:
             # Kept as it is: the key may come back, and then it can be opened again.
-            return delivery.sealed, f"(the message cannot be opened: {error})"
-        if delivery.message_state != MessageState.FULL:
-            return seal_message(self.sealer, packed, letter_id), f"(not fully captured: {delivery.message_state.value})"
+            return delivery.sealed, f"(the message cannot be opened: {error})", digest
+        blob = seal_message(self.sealer, packed, letter_id)
         body, content_type, content_encoding = unpack_body(packed)
+        digest = digest or hashlib.sha256(body).hexdigest()
+        if delivery.message_state != MessageState.FULL:
+            return blob, f"(not fully captured: {delivery.message_state.value})", digest
         decoded = decode_body(body, content_type, content_encoding)
         if decoded.error == "wrong_shape":
             preview = self.redactor.preview([decoded.document], {}, limit=PREVIEW_LIMIT)
@@ -298,7 +301,7 @@ class Intake:
             preview = f"({decoded.error}, {len(body)} bytes)"
         else:
             preview = self.redactor.preview(decoded.args, decoded.kwargs, limit=PREVIEW_LIMIT)
-        return seal_message(self.sealer, packed, letter_id), safe_text(preview, PREVIEW_LIMIT)
+        return blob, safe_text(preview, PREVIEW_LIMIT), digest
 
 
 @lru_cache(maxsize=256)

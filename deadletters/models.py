@@ -233,9 +233,6 @@ class SealedMessage(models.Model):
     digest = models.CharField(max_length=64, db_default="")
     stored_at = models.DateTimeField()
 
-    class Meta:
-        indexes = [models.Index(F("key_id"), F("letter"), name="ops_message_key")]
-
 
 class WorkerNode(models.Model):
     """One worker's own report, written by its main process every ten seconds."""

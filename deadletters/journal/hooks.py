@@ -122,7 +122,7 @@ class _Watch:
     def ack(self, multiple: bool = False) -> None:
         message = self._step_aside()
         if not message.acknowledged:
-            self.hooks._on_settled(Kind.ACK, self.number, message)
+            self.hooks._on_settled(_ACK, self.number, message)
         message.ack(multiple=multiple)
 
     def reject(self, requeue: bool = False) -> None:
@@ -280,16 +280,16 @@ class Hooks:
         identity = self._describe(values, who, _chord_of(request))
         # Among the properties, because Celery copies headers and delivery info into retries, and these nowhere.
         values["properties"] = {**(values.get("properties") or {}), TOKEN_KEY: (number, *who) if who else number}
-        file.append(ENTRY.pack(Kind.RECEIVED, number, boot, wall) + identity, buffered=True)
+        file.append(ENTRY.pack(_RECEIVED, number, boot, wall) + identity, buffered=True)
         _Watch(self, request.message, number)
 
     @_guarded
-    def _on_settled(self, kind: Kind, number: int, message: Any) -> None:
+    def _on_settled(self, kind: int, number: int, message: Any) -> None:
         file = self._file
         if file is None:
             return
         entry = ENTRY.pack(kind, number, boot_now(), wall_now())
-        file.append(entry if kind is Kind.REQUEUE else entry + self._message_part(message))
+        file.append(entry if kind == Kind.REQUEUE else entry + self._message_part(message))
 
     @_guarded
     def _on_task_revoked(self, request: Any = None, terminated: bool = False, expired: bool = False, **_: Any) -> None:
@@ -339,7 +339,7 @@ class Hooks:
             return
         # Without a token: run eagerly inside another job, which is no delivery.
         if number := _token(vars(sender.request))[0]:
-            file.append(ENTRY.pack(Kind.START, number, boot_now(), wall_now()))
+            file.append(ENTRY.pack(_START, number, boot_now(), wall_now()))
 
     @_guarded
     def _on_task_postrun(self, sender: Any = None, state: Any = None, retval: Any = None, **_: Any) -> None:
@@ -350,16 +350,16 @@ class Hooks:
         number, who = _token(values)
         if not number:
             return
-        entry = functools.partial(ENTRY.pack, Kind.END, number, boot_now(), wall_now())
+        entry = ENTRY.pack(_ENDED, number, boot_now(), wall_now())
         if state == "SUCCESS":
-            file.append(entry() + _END[End.SUCCESS])
+            file.append(entry + _SUCCESS)
         elif state == "IGNORED" and isinstance(retval, StartRefused):
             refused = ErrorReport(
                 error_class="StartRefused", text=retval.reason, call_site=RETRIABLE if retval.retriable else ""
             )
-            file.append(entry() + _END[End.REFUSED] + self._seal_error(refused))
+            file.append(entry + _END[End.REFUSED] + self._seal_error(refused))
         elif state == "IGNORED":
-            file.append(entry() + _END[End.IGNORED])
+            file.append(entry + _END[End.IGNORED])
         elif state == "REJECTED":
             error = report_error(retval, task_module=type(sender).__module__)
             if reason := getattr(retval, "reason", None):
@@ -368,7 +368,7 @@ class Hooks:
                 end = End.REJECTED
             else:
                 end = End.REQUEUED if sender.acks_late else End.REQUEUED_LATE
-            file.append(entry() + _END[end] + self._seal_error(error), sync=True)
+            file.append(entry + _END[end] + self._seal_error(error), sync=True)
         elif state is None:
             self._on_abort(file, sender, values, number, who)
 
@@ -704,6 +704,12 @@ _TROUBLE: Final = {
     "_on_worker_init": "opsconsole has no journal in this worker and captures nothing",
 }
 _END: Final = {end: bytes((end,)) for end in End}
+# What each job writes, as plain values: asking an enumeration takes as long as packing the entry.
+_RECEIVED: Final = int(Kind.RECEIVED)
+_ACK: Final = int(Kind.ACK)
+_START: Final = int(Kind.START)
+_ENDED: Final = int(Kind.END)
+_SUCCESS: Final = _END[End.SUCCESS]
 _NOT_FINAL: Final = (Kind.RETRY, Kind.REVOKED)
 # In a request beside the message's own headers.
 _NOT_HEADERS: Final = frozenset(

@@ -89,7 +89,10 @@ class RawMessage:
 
 
 def pack_message(message: Any, max_bytes: int = MAX_MESSAGE_BYTES) -> tuple[bytes, MessageState, str]:
-    """Return a kombu message as bytes, how much of it they hold, and the SHA-256 of its body in hexadecimal."""
+    """Return a kombu message as bytes, how much of it they hold, and the SHA-256 of a body that they do not hold whole.
+
+    In hexadecimal; "" for a body that is there, whose digest can be taken once a job has failed.
+    """
     return pack_parts(
         body=message.body,
         content_type=message.content_type,
@@ -113,7 +116,7 @@ def pack_parts(
 ) -> tuple[bytes, MessageState, str]:
     """Pack what a message consists of; see ``pack_message``."""
     raw = _body_bytes(body, content_encoding)
-    digest = sha256(raw).hexdigest()
+    digest = ""
     state = MessageState.FULL
     head: dict[str, Any] = {}
     if content_type != "application/json":
@@ -127,6 +130,7 @@ def pack_parts(
     if len(raw) > max_bytes:
         state = MessageState.TOO_LARGE
         head["n"] = len(raw)
+        digest = sha256(raw).hexdigest()
         raw = raw[:HEAD_BYTES]
     elif (not content_type or "json" in content_type) and is_deeper_than(raw, MAX_DEPTH):
         state = MessageState.TOO_DEEP

@@ -13,9 +13,10 @@ import struct
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from zlib import crc32
 
 from deadletters.journal.events import (
@@ -78,6 +79,14 @@ _MAY_WAIT: Final = frozenset((*_NEEDS_MESSAGE, Kind.END))
 _REMEMBERED_IDS: Final = 5000
 _CARRIED_IDS: Final = 1000
 _MOST_DAMAGE: Final = 20
+_KNOWN_TAILS: Final = 1024
+_LONGEST_KNOWN_TAIL: Final = 1024
+# As plain numbers: asking the enumeration for each of four entries a job costs more than what is done with most.
+_RECEIVED: Final = int(Kind.RECEIVED)
+_START: Final = int(Kind.START)
+_END: Final = int(Kind.END)
+_SUCCESS: Final = int(End.SUCCESS)
+_ABOUT_FILES: Final = frozenset((Kind.HEAD, Kind.CLOSED, Kind.GAP))
 _BAD_FRAME: Final = (ValueError, KeyError, IndexError, TypeError, struct.error, SealError, RecursionError)
 
 _Values = tuple[int, int, float, float]  # kind, number, boot clock, wall clock
@@ -394,26 +403,15 @@ class FolderReader:
         if kind in _REPORTS:
             self._apply_report(Kind(kind), number, boot, wall, body, place, position)
             return
-        if kind == Kind.HEAD:
-            head = json.loads(body)
-            self._boot_id = head.get("boot", "") or self._boot_id
-            self._head.update(head)
-            return
-        if kind == Kind.CLOSED:
-            closed = json.loads(body)
-            self._closed.add_ranges(closed["ranges"])
-            self._closed_ids.update(closed["ids"])
-            return
-        if kind == Kind.GAP:
-            self._gaps = True
-            self._damaged.append(f"{place[0]}: {json.loads(body).get('lost')} entries could not be written")
+        if kind in _ABOUT_FILES:
+            self._apply_about_file(kind, place[0], json.loads(body))
             return
         item = self._open_or_new(number)
         if item is None:
             return
         item.places.append(place)
         delivery = item.delivery
-        if kind == Kind.RECEIVED:
+        if kind == _RECEIVED:
             self._apply_received(number, item, boot, wall, body)
             return
         item.last_boot, item.last_wall = boot, wall
@@ -433,9 +431,11 @@ class FolderReader:
                     ),
                     never_started=True,
                 )
-        elif kind == Kind.START:
+        elif kind == _START:
             delivery.started_boot = boot
             delivery.holder = self._holder(process or place[0])
+        elif kind == _END:
+            self._apply_end(number, item, boot, wall, body, position)
         elif kind == Kind.CLAIMED:
             if not item.known:
                 _identify(delivery, body)
@@ -444,12 +444,21 @@ class FolderReader:
                 self._received.append(delivery)
             delivery.claimed = True
             delivery.holder = self._holder(process or place[0])
-        elif kind == Kind.END:
-            self._apply_end(number, item, boot, wall, body, position)
         elif kind == Kind.REQUEUE or (kind == Kind.CANCELLED and body == b"\1" and not delivery.acked):
             self._give_back(number, item, boot, wall)
         elif kind not in (Kind.ABORT, Kind.CANCELLED):
             raise ValueError(f"unknown kind {kind}")
+
+    def _apply_about_file(self, kind: int, name: str, told: Any) -> None:
+        if kind == Kind.HEAD:
+            self._boot_id = told.get("boot", "") or self._boot_id
+            self._head.update(told)
+        elif kind == Kind.CLOSED:
+            self._closed.add_ranges(told["ranges"])
+            self._closed_ids.update(told["ids"])
+        else:
+            self._gaps = True
+            self._damaged.append(f"{name}: {told.get('lost')} entries could not be written")
 
     def _open_or_new(self, number: int) -> _Open | None:
         """Return an open delivery, begun here if this is the first that is heard of it; None if it has ended."""
@@ -489,7 +498,7 @@ class FolderReader:
 
     def _apply_end(self, number: int, item: _Open, boot: float, wall: float, body: bytes, position: int | None) -> None:
         end = body[0]
-        if end == End.SUCCESS:
+        if end == _SUCCESS:
             self._end(number, item, EndState.SUCCESS, boot, wall)
         elif end == End.IGNORED:
             self._end(number, item, EndState.IGNORED, boot, wall)
@@ -788,14 +797,26 @@ def _capped(damaged: list[str]) -> tuple[str, ...]:
 
 
 def _identify(delivery: Delivery, identity: bytes) -> None:
-    # Decoded here, for json would guess the encoding of bytes each time.
-    parts = json.loads(identity.decode("ascii"))
-    task_id, task, queue, retries = parts[:4]
+    head, quote, tail = identity.partition(b'",')
+    if not quote or not head.startswith(b'["') or b"\\" in head or len(tail) > _LONGEST_KNOWN_TAIL:
+        # Something that is no plain text, or long: as good as never.
+        task_id, *rest = json.loads(identity.decode("ascii"))
+    else:
+        # Behind the id, all jobs of one task are mostly alike.
+        task_id, rest = head[2:].decode("ascii"), _tail_of(tail)
+    task, queue, retries = rest[:3]
     delivery.task_id = delivery.root_id = task_id
     delivery.task = task
     delivery.queue = delivery.routing_key = queue
     delivery.retries = retries
-    if len(parts) > 4:
-        for key, value in parts[4].items():
+    if len(rest) > 3:
+        for key, value in rest[3].items():
             if (name := IDENTITY_NAMES.get(key)) is not None:
                 setattr(delivery, name, value)
+
+
+@lru_cache(maxsize=_KNOWN_TAILS)
+def _tail_of(tail: bytes) -> list[Any]:
+    """Return what follows the id in an identity; nobody changes it. Decoded, for json would guess the encoding."""
+    found: list[Any] = json.loads(f"[{tail.decode('ascii')}")
+    return found

@@ -217,9 +217,6 @@ class Migration(migrations.Migration):
                 ('digest', models.CharField(db_default='', max_length=64)),
                 ('stored_at', models.DateTimeField()),
             ],
-            options={
-                'indexes': [models.Index(models.F('key_id'), models.F('letter'), name='ops_message_key')],
-            },
         ),
         migrations.AddIndex(
             model_name='deadletter',

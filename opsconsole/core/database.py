@@ -167,12 +167,21 @@ def _array_type(db_type: str | None) -> str:
     return (db_type or "text").split("(")[0].replace("varchar", "text")
 
 
-def _array(values: Iterable[Any]) -> str:
+def _array(values: Sequence[Any]) -> str:
     """Return values of one column as the text of a PostgreSQL array.
 
     Written here because the driver's own arrays take four times the processor time (measured).
     """
-    return "{" + ",".join(map(_element, values)) + "}"
+    if not values:
+        return "{}"
+    try:
+        # Most columns are texts with nothing in them that needs an escape: those are written at once.
+        texts = '","'.join(values)
+    except TypeError:
+        return "{" + ",".join(map(_element, values)) + "}"
+    if "\\" in texts or texts.count('"') != 2 * (len(values) - 1):
+        return "{" + ",".join(map(_element, values)) + "}"
+    return f'{{"{texts}"}}'
 
 
 def _element(value: Any) -> str:

@@ -1,8 +1,8 @@
 """Seals bytes that only this installation may read again: AES-256-GCM under named keys.
 
 A sealed blob describes itself: version, key id, salt, nonce, ciphertext. The salt turns the named key into one that
-belongs to this process alone, so that random nonces stay far below the 2**32 that NIST SP 800-38D allows for one key,
-however many workers seal under the same named key for years.
+belongs to this process alone, and under it the nonces count up from a random start (NIST SP 800-38D, 8.2.1): however
+many workers seal under the same named key for years, no nonce comes twice, and none costs a question to the kernel.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import binascii
 import hashlib
 import os
 from collections.abc import Mapping
-from typing import Final
+from itertools import count
+from typing import Final, NamedTuple
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -55,6 +56,15 @@ def _stretch(secret: bytes, salt: bytes) -> bytes:
     return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=salt, info=b"opsconsole").derive(secret)
 
 
+class _Sealing(NamedTuple):
+    """What one process seals with. Replaced as a whole, for another thread may be sealing just then."""
+
+    pid: int
+    head: bytes
+    cipher: AESGCM
+    nonces: count[int]
+
+
 class Sealer:
     """Seals with the primary key and opens with any of the keys it was given; threads and forks may share it."""
 
@@ -69,9 +79,7 @@ class Sealer:
         self._keys = dict(keys)
         self.primary = primary
         self._ciphers: dict[tuple[str, bytes], AESGCM] = {}
-        self._pid = 0
-        self._head = b""
-        self._cipher = self._renew()
+        self._sealing = self._renew()
 
     @classmethod
     def from_settings(cls, keys: str | Mapping[str, bytes | str] | None, secret: str) -> Sealer:
@@ -110,10 +118,13 @@ class Sealer:
 
     def seal(self, data: bytes, context: bytes = b"") -> bytes:
         """Return ``data`` sealed; it opens only with the same ``context``."""
-        if self._pid != os.getpid():
-            self._renew()
-        nonce = os.urandom(_NONCE_BYTES)
-        return self._head + nonce + self._cipher.encrypt(nonce, data, context)
+        pid, head, cipher, nonces = self._sealing
+        if pid != os.getpid():
+            # A fork would use its parent's nonces over again.
+            self._sealing = self._renew()
+            _, head, cipher, nonces = self._sealing
+        nonce = next(nonces).to_bytes(_NONCE_BYTES)
+        return head + nonce + cipher.encrypt(nonce, data, context)
 
     def open(self, blob: bytes, context: bytes = b"") -> bytes:
         """Return what was sealed, or raise ``UnknownSealKey`` or ``BrokenSeal``."""
@@ -130,13 +141,16 @@ class Sealer:
         """Return the id of the key a blob was sealed with, whether or not that key is configured here."""
         return _parse_head(blob)[0]
 
-    def _renew(self) -> AESGCM:
+    def _renew(self) -> _Sealing:
         salt = os.urandom(_SALT_BYTES)
         name = self.primary.encode()
-        self._cipher = self._cipher_for(self.primary, salt)
-        self._head = bytes((_VERSION, len(name))) + name + salt
-        self._pid = os.getpid()
-        return self._cipher
+        return _Sealing(
+            pid=os.getpid(),
+            head=bytes((_VERSION, len(name))) + name + salt,
+            cipher=self._cipher_for(self.primary, salt),
+            # One bit short of all, so that it cannot run over.
+            nonces=count(int.from_bytes(os.urandom(_NONCE_BYTES)) >> 1),
+        )
 
     def _cipher_for(self, name: str, salt: bytes) -> AESGCM:
         cipher = self._ciphers.get((name, salt))

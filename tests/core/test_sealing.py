@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -32,6 +33,13 @@ def test_the_sealed_bytes_do_not_show_the_data(sealer: Sealer) -> None:
 
 def test_sealing_twice_gives_different_bytes(sealer: Sealer) -> None:
     assert sealer.seal(b"same") != sealer.seal(b"same")
+
+
+def test_no_nonce_comes_twice_however_many_threads_seal(sealer: Sealer) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        blobs = list(threads.map(lambda _: sealer.seal(b"x"), range(4_000)))
+    salted = 2 + len("new") + 8
+    assert len({blob[: salted + 12] for blob in blobs}) == 4_000
 
 
 def test_a_changed_byte_anywhere_breaks_the_seal(sealer: Sealer) -> None:

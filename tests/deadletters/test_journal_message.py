@@ -57,7 +57,7 @@ def test_a_plain_job_is_small_and_complete() -> None:
     assert raw.properties == sent_again(message.properties)
     assert (raw.content_type, raw.content_encoding) == ("application/json", "utf-8")
     assert raw.delivery_info == {"exchange": "", "routing_key": "celery"}
-    assert digest == hashlib.sha256(message.body).hexdigest()
+    assert digest == "", "taken from the body once the job has failed"
     assert len(packed) < len(message.body) + 200
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from dataclasses import replace
 from typing import Any
@@ -124,6 +125,7 @@ def test_the_message_is_kept_sealed_for_its_letter_alone() -> None:
     stored = SealedMessage.objects.get(letter=first)
     assert b"hunter2" not in bytes(stored.blob)
     raw = unpack_message(open_message(conf.sealer(), bytes(stored.blob), first.id))
+    assert stored.digest == hashlib.sha256(raw.body).hexdigest()
     assert raw.body == b'[[1], {"secret": "hunter2"}, {}]'
     with pytest.raises(Exception, match="seal"):
         open_message(conf.sealer(), bytes(stored.blob), second.id)
