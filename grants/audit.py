@@ -144,11 +144,21 @@ def _insert_new(rows: list[dict[str, Any]]) -> int:
     return sql.insert_new_events(connection, rows)
 
 
-def record_denied(*, operator: Operator, action: Action, resource: Resource, at: datetime, denial_key: str) -> None:
-    """Write the row of a denial unless one with this ``denial_key`` is there; called by ``service`` only."""
+def record_denied(denials: Mapping[str, tuple[Operator, Action, Resource]], *, at: datetime) -> None:
+    """Write the row of each denial unless one with its denial key is there; called by ``grants.service`` only."""
     nothing = Capability(id="", text="")
-    entry = AuditEntry(action=action.value, operator=operator, resource=resource, capability=nothing, outcome={})
-    _insert_new([_columns(entry, at, verdict=Verdict.DENIED, denial_key=denial_key)])
+    rows = [
+        _columns(
+            AuditEntry(action=action.value, operator=operator, resource=resource, capability=nothing, outcome={}),
+            at,
+            verdict=Verdict.DENIED,
+            denial_key=denial_key,
+        )
+        # In key order, as in record_many.
+        for denial_key, (operator, action, resource) in sorted(denials.items())
+    ]
+    if rows:
+        _insert_new(rows)
 
 
 def request_digest(body: Mapping[str, Any]) -> str:

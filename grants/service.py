@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -52,14 +52,17 @@ def record_denial(operator: Operator, action: Action, resource: Resource) -> Non
     row: a page that polls would otherwise bury the trail.
     """
     with transaction.atomic(durable=True):
-        at = database_now()
-        audit.record_denied(
-            operator=operator,
-            action=action,
-            resource=resource,
-            at=at,
-            denial_key=_key_of_minute(operator, action, resource, at),
-        )
+        record_denials(operator, action, [resource])
+
+
+def record_denials(operator: Operator, action: Action, resources: Iterable[Resource]) -> None:
+    """Do what ``record_denial`` does for each, in the caller's transaction.
+
+    For a service that refuses some of many and does the rest, so that the denials stand or fall with what it did.
+    """
+    at = database_now()
+    denials = {_key_of_minute(operator, action, resource, at): (operator, action, resource) for resource in resources}
+    audit.record_denied(denials, at=at)
 
 
 def record_read(operator: Operator, action: Action, resource: Resource, otherwise: Capability) -> None:

@@ -22,7 +22,7 @@ from grants.errors import AccessDenied
 from grants.models import AuditEvent
 from grants.operators import Operator
 from grants.resources import Resource
-from grants.service import service
+from grants.service import record_denials, service
 from grants.targets import authorise_target
 from incidents.errors import IncidentNotFound, IncidentResolved
 from incidents.models import Incident, IncidentState
@@ -442,7 +442,9 @@ def _plan_page(*, batch_id: UUID, letter_ids: list[UUID], request: _RetryRequest
     results = {result["letter_id"]: result for result in json.loads(batch.results)}
     is_begun = any(result["status"] == "planned" for result in results.values())
     wanted = [letter_id for letter_id in letter_ids if str(letter_id) not in results]
-    planned, refused = _judge(wanted, incident, request, batch)
+    planned, refused, denied = _judge(wanted, incident, request, batch)
+    if denied:
+        record_denials(by, Action.DEAD_LETTERS_RETRY, denied)
     if planned:
         _write_planned(planned)
         # Only once: what a failed repair has opened again since is to be seen, and not taken by the pages that follow.
@@ -459,14 +461,18 @@ def _plan_page(*, batch_id: UUID, letter_ids: list[UUID], request: _RetryRequest
 
 def _judge(
     letter_ids: list[UUID], incident: Incident, request: _RetryRequest, batch: RepairBatch
-) -> tuple[list[_Planned], list[LetterResult]]:
-    """Lock letters of a locked incident and return which are planned and which refused; nothing is written."""
+) -> tuple[list[_Planned], list[LetterResult], list[Resource]]:
+    """Lock letters of a locked incident and return which are planned and which refused, and what of those was denied.
+
+    Nothing is written.
+    """
     served = Served.by(batch.source, incident.locked_at)
     letters = [*DeadLetter.objects.defer("payload_preview", "error_text").lock_many(letter_ids).values()]
     newest = RepairAction.objects.newest_of(letter_ids)
     capabilities: dict[Resource, Capability | None] = {}
     planned: list[_Planned] = []
     refused: list[LetterResult] = []
+    denied: list[Resource] = []
     for start in range(0, len(letters), LOADED):
         few = letters[start : start + LOADED]
         load_messages(few)
@@ -484,10 +490,12 @@ def _judge(
                 refused.append(
                     LetterResult(letter_id=str(letter.id), status="refused", code=refusal.code, detail=refusal.detail)
                 )
+                if isinstance(refusal, AccessDenied):
+                    denied.append(refusal.resource)
                 continue
             planned.append(_Planned(letter=letter, action=action, warnings=warnings, capability=capability, key=key))
         unload_messages(few)
-    return planned, refused
+    return planned, refused, denied
 
 
 def _authorise_letter(by: Operator, letter: DeadLetter, capabilities: dict[Resource, Capability | None]) -> Capability:
