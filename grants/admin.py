@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,7 +13,8 @@ from django import forms
 from django.contrib import admin, messages
 from django.core.exceptions import ValidationError
 from django.db.models import Q, QuerySet
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, StreamingHttpResponse
+from django.http.response import HttpResponseBase
 from django.template.response import TemplateResponse
 from django.utils import timezone
 
@@ -45,11 +47,15 @@ from grants.selectors import (
 )
 from grants.service import record_denial
 from grants.targets import NOWHERE
-from opsconsole.core.admin import ChoiceFilter, TextFilter, again, when
+from opsconsole.core.admin import ChoiceFilter, TextFilter, again, keyset_page, when
+from opsconsole.core.csv_rows import csv_lines
 from opsconsole.core.errors import OpsError
 
 DEFAULT_LENGTH = timedelta(days=7)
 LONGEST_OUTCOME = 20_000
+EXPORTED_AT_ONCE = 1_000
+MOST_EXPORTED = 100_000
+"""Rows of one file: as many as are sent before a server takes the worker for dead."""
 
 
 # -- audit -------------------------------------------------------------------------------------------------------------
@@ -115,7 +121,7 @@ class AuditEventAdmin(OperatorAdmin):
     keyset = ("-at", "-id")
     columns = ("when", "who", "what", "verdict", "tenant", "target", "reason")
     list_filter = (WhoFilter, VerdictFilter, AuditTenantFilter, AuditActionFilter, AuditOperatorFilter)
-    pages = (("page", "<uuid:object_id>/", "page_view"),)
+    pages = (("csv", "csv/", "csv_view"), ("page", "<uuid:object_id>/", "page_view"))
 
     @admin.display(description="When (UTC)")
     def when(self, row: AuditEvent) -> str:
@@ -154,6 +160,19 @@ class AuditEventAdmin(OperatorAdmin):
         audit_reading_of_trail(operator_of(request))
         return super().show_list(request)
 
+    def csv_view(self, request: HttpRequest) -> HttpResponseBase:
+        """Answer with the list as CSV, the same filters applied, once it is written down who takes it (B3).
+
+        Read page by page while it is sent. Nothing is left out unsaid: what is over the limit is named in a last line.
+        """
+        self.require_list(request)
+        cl: Any = self.get_changelist_instance(request)
+        audit_reading_of_trail(operator_of(request), how="csv")
+        rows: QuerySet[AuditEvent] = cl.queryset
+        response = StreamingHttpResponse(csv_lines(_export(rows)), content_type="text/csv; charset=utf-8")
+        response.headers["Content-Disposition"] = f'attachment; filename="audit-{timezone.now():%Y%m%dT%H%M%SZ}.csv"'
+        return response
+
     def page_view(self, request: HttpRequest, object_id: UUID) -> HttpResponse:
         """Answer with one row, every column of it."""
         event = AuditEvent.objects.filter(id=object_id).first()
@@ -183,6 +202,20 @@ class AuditEventAdmin(OperatorAdmin):
             outcome=_indented(event.outcome),
         )
         return TemplateResponse(request, "ops/audit_event.html", context)
+
+
+def _export(rows: QuerySet[AuditEvent]) -> Iterator[list[Any]]:
+    names = [field.attname for field in AuditEvent._meta.concrete_fields]
+    yield names
+    cursor, left = "", MOST_EXPORTED
+    while left > 0:
+        page = keyset_page(rows.defer(None), AuditEventAdmin.keyset, cursor, min(EXPORTED_AT_ONCE, left))
+        yield from ([getattr(row, name) for name in names] for row in page.rows)
+        left -= len(page.rows)
+        if page.next is None:
+            return
+        cursor = page.next
+    yield [f"Only the newest {MOST_EXPORTED:,} rows: there are more with these filters."]
 
 
 def _indented(text: str) -> str:

@@ -62,9 +62,11 @@ def authorise_scope(
         authorise_read(operator, action, Resource(tenant=tenant, actor_type=actor_type, actor_id=actor_id))
 
 
-def audit_reading_of_trail(operator: Operator, tenant: str = ANY) -> None:
+def audit_reading_of_trail(operator: Operator, tenant: str = ANY, *, how: str = "") -> None:
     """Write that ``operator`` reads the audit trail, of one tenant or of all that they may read of it (B3).
 
+    ``how`` names a way of reading that is to have a row of its own, such as taking a file away.
     Call it after authorising and before the first row is read: where it raises, nothing may be answered.
     """
-    record_read(operator, Action.AUDIT_READ, Resource(tenant=tenant, target_type="audit_trail"), EACH_ROW)
+    trail = Resource(tenant=tenant, target_type="audit_trail", target_id=how)
+    record_read(operator, Action.AUDIT_READ, trail, EACH_ROW)

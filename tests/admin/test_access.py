@@ -130,6 +130,9 @@ PAGES: dict[str, Page] = {
         needs=RETRY,
     ),
     "ops_grants_auditevent_changelist": a_list("audit", Action.AUDIT_READ),
+    "ops_grants_auditevent_csv": Page(
+        path=lambda _: "/ops/audit/csv/", nobody=403, other=403, needs=(Action.AUDIT_READ,)
+    ),
     "ops_grants_auditevent_page": Page(
         path=lambda world: f"/ops/audit/{world.event}/",
         missing=lambda _: f"/ops/audit/{MISSING}/",
