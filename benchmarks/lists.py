@@ -3,7 +3,8 @@
     python -m benchmarks.lists [--tasks 1000000]
 
 A fifth as many incidents; one of them has 50,000 of the jobs, and one job has a traceback of 30 MB. A page is the
-whole answer, from the request to its last byte, with a test client: template and queries, no network. Deep is the page in the middle of the list, and near its end.
+whole answer, from the request to its last byte, with a test client: template and queries, no network. Beside the first
+page of a list stand the one in its middle and one near its end.
 """
 
 from __future__ import annotations
