@@ -203,6 +203,12 @@ def main() -> None:
                     for name in lists
                     for which in ("middle", "end")
                 ),
+                Goal(
+                    what="incidents: needing action against the first page",
+                    value=ratio(times["incidents", "needing action"], times["incidents", "first"]),
+                    bound=1.3,
+                    at_least=False,
+                ),
                 *(
                     Goal(
                         what=f"{name}: first page against Django's admin",

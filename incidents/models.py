@@ -129,6 +129,14 @@ class Incident(models.Model):
                 F("state"), F("severity").desc(), F("last_seen_at").desc(), F("id").desc(), name="ops_incident_worst"
             ),
             models.Index(F("severity").desc(), F("last_seen_at").desc(), F("id").desc(), name="ops_incident_all"),
+            # What is not closed, worst first: most of what there ever was is closed, and the severe before the rest.
+            models.Index(
+                F("severity").desc(),
+                F("last_seen_at").desc(),
+                F("id").desc(),
+                name="ops_incident_unresolved",
+                condition=~Q(state=IncidentState.RESOLVED),
+            ),
             models.Index(
                 F("tenant"),
                 F("state"),
