@@ -28,7 +28,7 @@ from incidents.errors import IncidentNotFound, IncidentResolved
 from incidents.models import Incident, IncidentState
 from incidents.services import check_version, lock_incident, save_incident
 from opsconsole.core.canonical_json import canonical_json
-from opsconsole.core.database import RowWriter
+from opsconsole.core.database import AnyOf, RowWriter
 from opsconsole.core.errors import InvalidInput, OpsError
 from opsconsole.core.ids import new_id
 from repairs.errors import (
@@ -98,10 +98,10 @@ class LetterMutation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetterResult:
-    """What became of one letter of a batch: planned with its repair, or refused with a code and why."""
+    """What became of one letter of many: planned or closed with its repair, or refused with a code and why."""
 
     letter_id: str
-    status: str  # planned | refused
+    status: str  # planned | closed | refused
     repair_id: str = ""
     code: str = ""
     detail: str = ""
@@ -125,6 +125,20 @@ class BatchMutation:
     @property
     def refused(self) -> int:
         return len(self.results) - self.planned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LettersClosed:
+    """What became of a request to close several letters of an incident as done."""
+
+    incident_id: UUID
+    incident_state: str
+    results: tuple[LetterResult, ...]
+    idempotent_replay: bool = False
+
+    @property
+    def closed(self) -> int:
+        return sum(result.status == "closed" for result in self.results)
 
 
 @service
@@ -197,6 +211,113 @@ def close_letter_as_done(
     )  # fmt: skip
     return _record(
         LETTER_DONE, letter, incident, action, by=by, capability=capability, key=key, digest=digest, reason=reason
+    )
+
+
+def close_letters_as_done(
+    *,
+    incident_id: UUID,
+    letter_ids: list[UUID],
+    by: Operator,
+    key: str,
+    reason: str,
+    reference: str = "",
+    version: int | None = None,
+) -> LettersClosed:
+    """State of several jobs of one incident that they have taken effect already; each is closed or refused by itself.
+
+    In pages of 100, each one transaction, so that no lock is held long. A letter's own key is made of ``key`` and its
+    id: the same request goes on where a crash stopped it, and answers as before once it is done. ``version`` is
+    compared before the first letter is closed. Raises ``IncidentNotFound``, ``AccessDenied``, ``SelectionInvalid``,
+    ``TooMany``, ``LetterNotFound``, ``IncidentChanged``, ``ReasonInvalid`` or ``IdempotencyKeyReused`` (C19).
+    """
+    reason = audit.validate_reason(reason)
+    _check_texts(reason, reference)
+    if not letter_ids or len(set(letter_ids)) != len(letter_ids):
+        raise SelectionInvalid(detail="Name at least one failed job, and none twice.")
+    if len(letter_ids) > MOST_LETTERS:
+        raise TooMany(found=len(letter_ids), most=MOST_LETTERS)
+    pages = [letter_ids[start : start + PAGE] for start in range(0, len(letter_ids), PAGE)]
+    done = [
+        _close_page(
+            incident_id=incident_id, letter_ids=page, rest=letter_ids[PAGE:] if page is pages[0] else [], by=by,
+            key=key, reason=reason, reference=reference, version=version if page is pages[0] else None,
+        )
+        for page in pages
+    ]  # fmt: skip
+    return LettersClosed(
+        incident_id=incident_id,
+        incident_state=done[-1].incident_state,
+        results=tuple(result for page in done for result in page.results),
+        idempotent_replay=all(page.idempotent_replay for page in done),
+    )
+
+
+@service
+def _close_page(
+    *,
+    incident_id: UUID,
+    letter_ids: list[UUID],
+    rest: list[UUID],
+    by: Operator,
+    key: str,
+    reason: str,
+    reference: str,
+    version: int | None,
+) -> LettersClosed:
+    """Close one page of letters; as a replay if every one of them was closed with this key before.
+
+    With the first page come the ids of all others: nothing is closed if any of them is none of the incident's.
+    """
+    authorise_target(by, Action.DEAD_LETTERS_RETRY, Incident.objects.scope(incident_id), IncidentNotFound())
+    incident = lock_incident(incident_id)
+    letters = DeadLetter.objects.lock_many(letter_ids)
+    digest = audit.request_digest({"reason": reason, "reference": reference})
+    keys = {letter_id: f"{key}:{letter_id}" for letter_id in letters}
+    receipts = {
+        letter.id: receipt
+        for letter in letters.values()
+        if (receipt := _replayed(keys[letter.id], LETTER_DONE, by, letter, digest)) is not None
+    }
+    # One that was closed with this key may have failed again since, and belong to another incident.
+    unknown = [letter_id for letter_id in letter_ids if letter_id not in receipts] + ([] if receipts else rest)
+    if DeadLetter.objects.filter(AnyOf("id", unknown), incident=incident).count() != len(unknown):
+        raise LetterNotFound
+    if not receipts:
+        check_version(incident, version)
+    capabilities: dict[Resource, Capability | None] = {}
+    results: list[LetterResult] = []
+    denied: list[Resource] = []
+    for letter in letters.values():
+        name = str(letter.id)
+        if letter.id in receipts:
+            repair = LetterMutation.from_receipt(receipts[letter.id], letter.id).repair_id
+            results.append(LetterResult(letter_id=name, status="closed", repair_id=str(repair)))
+            continue
+        try:
+            capability = _authorise_letter(by, letter, capabilities)
+            action = _decide(
+                letter, incident, by=by, key=keys[letter.id], action_type=ActionType.CLOSE_AS_DONE,
+                state=LetterState.ALREADY_DONE, reason=reason, reference=reference,
+                answer=ProviderAnswer.ALREADY_HAPPENED,
+            )  # fmt: skip
+        except OpsError as refusal:
+            results.append(LetterResult(letter_id=name, status="refused", code=refusal.code, detail=refusal.detail))
+            if isinstance(refusal, AccessDenied):
+                denied.append(refusal.resource)
+            continue
+        _record(
+            LETTER_DONE, letter, incident, action, by=by, capability=capability, key=keys[letter.id], digest=digest,
+            reason=reason,
+        )  # fmt: skip
+        results.append(LetterResult(letter_id=name, status="closed", repair_id=str(action.id)))
+    if denied:
+        record_denials(by, Action.DEAD_LETTERS_RETRY, denied)
+    return LettersClosed(
+        incident_id=incident.id,
+        incident_state=str(incident.state),
+        results=tuple(sorted(results, key=lambda result: result.letter_id)),
+        idempotent_replay=len(receipts) == len(letters),
     )
 
 

@@ -19,7 +19,7 @@ from deadletters.outcome import OutcomeClass
 from grants.actions import Action
 from grants.errors import AccessDenied, IdempotencyKeyReused
 from grants.models import AuditEvent, ScopeUserGrant
-from incidents.errors import IncidentNotFound, IncidentResolved
+from incidents.errors import IncidentChanged, IncidentNotFound, IncidentResolved
 from incidents.models import Incident, IncidentState
 from incidents.services import resolve_incident
 from opsconsole.core.database import database_now
@@ -47,6 +47,7 @@ from repairs.services import (
     INCIDENT_RETRIED,
     cancel_repair,
     close_letter_as_done,
+    close_letters_as_done,
     discard_letter,
     retry_incident,
     retry_letter,
@@ -82,6 +83,78 @@ def test_a_retry_is_planned_under_a_new_id_and_takes_the_incident(cast: Cast) ->
     for part in (letter.task_id, action.new_task_id, "shop.send_mail", '"providerChecked":false'):
         assert part in event.outcome
     assert "a@example.org" not in event.outcome
+
+
+def _close_all(by: Any, chosen: list[UUID], **more: Any) -> Any:
+    values: dict[str, Any] = {"key": "k", "reason": "it had happened", "reference": "log 4711", **more}
+    return close_letters_as_done(incident_id=Incident.objects.get().id, letter_ids=chosen, by=by, **values)
+
+
+def test_several_jobs_that_had_already_happened_are_closed_each_with_its_row(cast: Cast, monkeypatch: Any) -> None:
+    """C19, C11: over several pages; with the last job the incident closes by itself; a key closes nothing twice."""
+    monkeypatch.setattr("repairs.services.PAGE", 2)
+    chosen = letters(5)
+    done = _close_all(cast.olga, chosen)
+    assert (done.closed, done.incident_state, done.idempotent_replay) == (5, "resolved", False)
+    assert set(DeadLetter.objects.values_list("state", flat=True)) == {"already_done"}
+    assert Incident.objects.get().resolution_code == "already_done"
+    events = AuditEvent.objects.filter(action="dead-letters.close-as-done")
+    assert {event.target_id for event in events} == {str(letter_id) for letter_id in chosen}
+    again = _close_all(cast.olga, chosen)
+    assert again.idempotent_replay
+    assert again.results == done.results
+    assert (events.count(), RepairAction.objects.count()) == (5, 5)
+    with pytest.raises(IdempotencyKeyReused):
+        _close_all(cast.olga, chosen, reason="another")
+
+
+def test_a_crash_between_two_pages_is_made_good_by_the_same_request(cast: Cast, monkeypatch: Any) -> None:
+    """C4: what was closed stays closed once, and the rest follows."""
+    monkeypatch.setattr("repairs.services.PAGE", 2)
+    chosen = letters(3)
+    version = Incident.objects.get().version
+    _close_all(cast.olga, sorted(chosen)[:2], version=version)
+    done = _close_all(cast.olga, sorted(chosen), version=version)
+    assert (done.closed, done.idempotent_replay, done.incident_state) == (3, False, "resolved")
+    assert RepairAction.objects.count() == 3
+
+
+def test_closing_several_refuses_by_itself_what_is_on_its_way(cast: Cast) -> None:
+    """C5, C17: and leaves it as it is."""
+    chosen = letters(3)
+    retry_letter(letter_id=chosen[1], by=cast.olga, key="r")
+    done = _close_all(cast.olga, chosen)
+    assert {result.letter_id: result.code for result in done.results} == {
+        str(chosen[0]): "", str(chosen[1]): "operations_job_overtaken", str(chosen[2]): "",
+    }  # fmt: skip
+    assert DeadLetter.objects.get(id=chosen[1]).state == LetterState.RETRYING
+
+
+def test_nothing_is_closed_if_one_is_not_of_the_incident_or_not_there(cast: Cast, monkeypatch: Any) -> None:
+    """API-03, GRA-02: the answer is the same for both, whichever page it is on."""
+    monkeypatch.setattr("repairs.services.PAGE", 1)
+    chosen = letters(1)
+    incident = Incident.objects.get()
+    other = factories.dead_letter(task="shop.other", tenant="t-b")
+    for stranger in (other.id, uuid4()):
+        with pytest.raises(LetterNotFound):
+            close_letters_as_done(
+                incident_id=incident.id, letter_ids=[*chosen, stranger], by=cast.olga, key="k", reason="done"
+            )
+    for wrong in ([], chosen * 2):
+        with pytest.raises(SelectionInvalid):
+            close_letters_as_done(incident_id=incident.id, letter_ids=wrong, by=cast.olga, key="k", reason="done")
+    assert not RepairAction.objects.exists()
+    with pytest.raises(IncidentNotFound):
+        close_letters_as_done(incident_id=incident.id, letter_ids=chosen, by=cast.nobody, key="k", reason="done")
+
+
+def test_a_list_that_is_out_of_date_closes_nothing(cast: Cast) -> None:
+    """A10"""
+    chosen = letters(2)
+    with pytest.raises(IncidentChanged):
+        _close_all(cast.olga, chosen, version=Incident.objects.get().version - 1)
+    assert not RepairAction.objects.exists()
 
 
 def test_the_same_key_plans_once_and_another_body_is_refused(cast: Cast) -> None:
