@@ -7,7 +7,10 @@ import sys
 
 from benchmarks.common import ROOT
 
-NAMES = ("journal_cost", "recording", "capture_healthy", "capture_failing", "incident_50k", "retry_1000", "lists")
+NAMES = (
+    "journal_cost", "recording", "capture_healthy", "capture_failing", "incident_50k", "retry_1000", "lists", "search",
+    "pages",
+)  # fmt: skip
 
 
 def main(arguments: list[str]) -> int:

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 from uuid import UUID
 
 from django.contrib import admin
 from django.db.models import QuerySet
-from django.db.models.functions import Now
+from django.db.models.functions import Left, Now
 from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
+from django.urls import reverse
 from django.utils import timezone
 
-from deadletters import conf
+from deadletters import conf, search
 from deadletters.arguments import parse_signature
-from deadletters.models import Attempt, DeadLetter, LetterState, Occurrence, WorkerNode
+from deadletters.models import Attempt, DeadLetter, LetterState, Occurrence, TracebackText, WorkerNode
 from deadletters.outcome import OutcomeClass
 from deadletters.querysets import NODE_IS_GONE_AFTER
 from grants.actions import Action
-from grants.operators import Operator
 from grants.pages import OperatorAdmin, operator_of, require_readable
 from incidents.admin import Buttons, TenantFilter, incident_name, incident_number
 from incidents.models import Incident
-from opsconsole.core.admin import LONGEST_TEXT, ChoiceFilter, TextFilter, ago, thousands, when
+from opsconsole.core.admin import LONGEST_TEXT, Cell, ChoiceFilter, Pill, TextFilter, ago, thousands, when
+from opsconsole.core.search import search_note
 
 STATE_WORDS = {
     "open": "Needs a decision",
@@ -37,6 +39,12 @@ STATE_WORDS = {
     "discarded": "Discarded",
     "overtaken": "Succeeded after all",
 }
+STATE_KINDS = {
+    "acknowledged": "state-open",
+    "already_done": "good",
+    "overtaken": "good",
+}
+"""Classes of pills where they are not the state's own; who has the incident of an open job is not its state."""
 OUTCOME_WORDS = {
     OutcomeClass.SAFE.value: "Safe to run again",
     OutcomeClass.AMBIGUOUS.value: "May already have happened",
@@ -49,6 +57,8 @@ OUTCOME_TONES = {
 }
 NODE_IS_LATE_AFTER = timedelta(seconds=30)
 HISTORY_ROWS = 200
+HISTORY_TEXT = 300
+"""Characters of an error that a line of a job's history shows."""
 HEAVY = ("payload_preview", "call_site", "trace_id", "sentry_id")
 """Columns that a list does not show and that may be long."""
 
@@ -61,6 +71,12 @@ def letter_name(letter: DeadLetter) -> str:
 def letter_words(letter: DeadLetter, incident: Incident) -> str:
     """Return the state of a job as a person says it."""
     return STATE_WORDS[letter.standing(incident)]
+
+
+def letter_kind(letter: DeadLetter, incident: Incident) -> str:
+    """Return the class of the pill that says the state."""
+    standing = letter.standing(incident)
+    return STATE_KINDS.get(standing, f"state-{standing}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,15 +104,14 @@ class LetterStateFilter(ChoiceFilter):
     title = "state"
     parameter_name = "state"
     default = "decision"
+    TABS = (
+        ("decision", "Needs a decision"),
+        *((state.value, STATE_WORDS[state.value]) for state in LetterState if state != LetterState.OPEN),
+    )
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:  # noqa: ARG002
         """Return what a job can wait for, and how it can end."""
-        ended = (LetterState.REPAIRED, LetterState.ALREADY_DONE, LetterState.DISCARDED, LetterState.OVERTAKEN)
-        return [
-            ("decision", "Needs a decision"),
-            ("retrying", STATE_WORDS["retrying"]),
-            *((state.value, STATE_WORDS[state.value]) for state in ended),
-        ]
+        return list(self.TABS)
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:  # noqa: ARG002
         """Keep the jobs in that state."""
@@ -135,6 +150,31 @@ class IncidentNumberFilter(TextFilter):
         return queryset.none() if number is None else queryset.filter(incident__number=number)
 
 
+class QueueFilter(TextFilter):
+    """By the queue that a job came from."""
+
+    title = "queue"
+    parameter_name = "queue"
+
+
+class SeenFilter(ChoiceFilter):
+    """By when a job last failed, by the database's clock."""
+
+    title = "last failure"
+    parameter_name = "seen"
+    all_label = "At any time"
+    SPANS: ClassVar[dict[str, timedelta]] = {"hour": timedelta(hours=1), "day": timedelta(days=1)}
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:  # noqa: ARG002
+        """Return the spans."""
+        return [("hour", "In the last hour"), ("day", "In the last 24 hours")]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:  # noqa: ARG002
+        """Keep the jobs that failed since then."""
+        chosen = self.value()
+        return queryset.filter(last_seen_at__gte=Now() - self.SPANS[chosen]) if chosen else queryset
+
+
 class DeadLetterAdmin(OperatorAdmin):
     """The list of failed jobs, and a page for each."""
 
@@ -142,12 +182,21 @@ class DeadLetterAdmin(OperatorAdmin):
     menu_label = list_title = "Failed jobs"
     menu_order = 20
     list_note = "Newest failure first."
-    search_label = "Job id or task id"
-    search_help_text = "exactly as it is"
+    search_label = "Search"
+    search_help_text = search.HELP
     search_fields = ("task_id",)
     keyset = ("-last_seen_at", "-id")
-    columns = ("job_type", "job", "state", "outcome", "error", "attempts", "tenant", "queue", "last", "incident")
-    list_filter = (LetterStateFilter, OutcomeFilter, TenantFilter, IncidentNumberFilter)
+    columns = ("job", "state", "outcome", "error", "last", "incident")
+    column_classes = {
+        "job": "ops-id",
+        "state": "ops-bare",
+        "outcome": "ops-bare",
+        "error": "ops-bare ops-wide",
+        "last": "ops-nowrap",
+        "incident": "ops-nowrap",
+    }
+    list_template = "ops/incident_list.html"
+    list_filter = (LetterStateFilter, OutcomeFilter, SeenFilter, TenantFilter, QueueFilter, IncidentNumberFilter)
     list_select_related = ("incident",)
     pages: ClassVar[tuple[tuple[str, str, str], ...]] = (
         ("page", "<uuid:object_id>/", "page_view"),
@@ -156,64 +205,57 @@ class DeadLetterAdmin(OperatorAdmin):
 
     # -- list ----------------------------------------------------------------------------------------------------------
 
-    @admin.display(description="Job type")
-    def job_type(self, row: DeadLetter) -> str:
-        return row.job_type
-
     @admin.display(description="Job")
-    def job(self, row: DeadLetter) -> str:
-        return letter_name(row)
+    def job(self, row: DeadLetter) -> Cell:
+        parts = [row.job_type, f"queue {row.queue}" if row.queue else "", row.tenant]
+        return Cell(main=letter_name(row), second=" · ".join(part for part in parts if part))
 
     @admin.display(description="State")
-    def state(self, row: DeadLetter) -> str:
-        return letter_words(row, row.incident)
+    def state(self, row: DeadLetter) -> Cell:
+        return Cell(pills=[Pill(text=letter_words(row, row.incident), kind=letter_kind(row, row.incident))])
 
     @admin.display(description="If run again")
-    def outcome(self, row: DeadLetter) -> str:
-        return OUTCOME_WORDS[row.outcome_class] if row.state == LetterState.OPEN else ""
+    def outcome(self, row: DeadLetter) -> Cell | str:
+        if row.state != LetterState.OPEN:
+            return ""
+        pill = Pill(text=OUTCOME_WORDS[row.outcome_class], kind=OUTCOME_TONES[row.outcome_class])
+        return Cell(pills=[pill], second=row.outcome_reason)
 
     @admin.display(description="Error")
     def error(self, row: DeadLetter) -> str:
         text = f"{row.error_class.rpartition('.')[2]}: {row.error_text}"
         return text if len(text) <= 160 else f"{text[:160]}…"
 
-    @admin.display(description="Attempts")
-    def attempts(self, row: DeadLetter) -> str:
-        return thousands(row.attempts)
-
-    @admin.display(description="Tenant")
-    def tenant(self, row: DeadLetter) -> str:
-        return row.tenant
-
-    @admin.display(description="Queue")
-    def queue(self, row: DeadLetter) -> str:
-        return row.queue
-
     @admin.display(description="Last failure")
-    def last(self, row: DeadLetter) -> str:
-        return ago(row.last_seen_at)
+    def last(self, row: DeadLetter) -> Cell:
+        return Cell(at=row.last_seen_at, second=f"{thousands(row.attempts)} attempt{'' if row.attempts == 1 else 's'}")
 
     @admin.display(description="Incident")
-    def incident(self, row: DeadLetter) -> str:
-        return incident_name(row.incident)
+    def incident(self, row: DeadLetter) -> Cell:
+        url = reverse("admin:ops_incidents_incident_page", args=[row.incident_id], current_app=self.admin_site.name)
+        return Cell(main=incident_name(row.incident), url=url)
+
+    def list_tabs(self, request: HttpRequest) -> list[tuple[str, str, dict[str, str], None]]:  # noqa: ARG002
+        """Return the states as tabs, without counts: most of them say how much has ever failed, which nobody asks."""
+        tabs = [*LetterStateFilter.TABS, ("", "All")]
+        return [(key or "all", label, {LetterStateFilter.parameter_name: key}, None) for key, label in tabs]
 
     def get_queryset(self, request: HttpRequest) -> Any:
         """Return the visible jobs without what a list does not show."""
         return super().get_queryset(request).defer(*HEAVY)
 
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
-        """Find a job by its task id or its own id, exactly and in any state: nothing redacted can be found."""
-        term = search_term.strip()
-        if not term:
+        """Find jobs as ``deadletters.search`` says: nothing redacted can be found."""
+        if not search_term.strip():
             return queryset, False
-        visible = self.get_queryset(request).select_related("incident").order_by(*self.keyset)
-        # The task id has an index. Asked with OR, neither of the two would be looked up in one.
-        by_task = visible.filter(task_id=term)
-        return (by_task if by_task.exists() else visible.filter(visible.is_of_job(term))), False
+        anywhere = self.get_queryset(request).select_related("incident").order_by(*self.keyset)
+        return search.search_letters(search_term, within=queryset, anywhere=anywhere), False
 
     def list_context(self, request: HttpRequest, cl: Any) -> dict[str, Any]:
         """Add what the search says."""
-        return {**super().list_context(request, cl), "search_note": "In any state." if cl.query else ""}
+        context = super().list_context(request, cl)
+        drop_downs = [one for one in context["drop_downs"] if one.title != LetterStateFilter.title]
+        return {**context, "drop_downs": drop_downs, "search_note": search_note(cl.queryset)}
 
     # -- page ----------------------------------------------------------------------------------------------------------
 
@@ -232,41 +274,19 @@ class DeadLetterAdmin(OperatorAdmin):
     def letter_context(self, request: HttpRequest, letter: DeadLetter) -> dict[str, Any]:
         """Return what the page shows; the app above adds repairs and buttons."""
         incident = letter.incident
-        occurrences = list(letter.occurrences.newest_first()[:HISTORY_ROWS])
-        traced = next((one for one in occurrences if one.traceback_id), None)
-        text = traced.traceback_text if traced is not None else ""
         return self.page_context(
             request,
             f"{letter.job_type} {letter_name(letter)}",
-            letter=letter,
             incident=incident,
             incident_name=incident_name(incident),
             state=letter_words(letter, incident),
             outcome=OUTCOME_WORDS[letter.outcome_class],
             tone=OUTCOME_TONES[letter.outcome_class],
             is_open=letter.state == LetterState.OPEN,
-            history=self.history(letter, occurrences),
-            history_limit=HISTORY_ROWS,
-            traceback=text,
-            traceback_url=self.url("traceback", letter.id, traced.id) if traced is not None else "",
-            traceback_is_cut=len(text) > LONGEST_TEXT,
-            preview=letter.payload_preview,
             facts=_facts(letter),
-            buttons=self.letter_buttons(letter, operator_of(request)),
+            buttons=Buttons(),
+            **job_context(letter, self.task_ids(letter), site=self.admin_site.name),
         )
-
-    def letter_buttons(self, letter: DeadLetter, by: Operator) -> Buttons:  # noqa: ARG002
-        """Return nothing: what can be done is known above."""
-        return Buttons()
-
-    def history(self, letter: DeadLetter, occurrences: list[Occurrence]) -> list[HistoryRow]:
-        """Return every run that is known to have ended badly, newest first, those that Celery retried included."""
-        task_ids = self.task_ids(letter) | {one.task_id for one in occurrences} - {""}
-        attempts = Attempt.objects.filter(
-            tenant=letter.tenant, source=letter.source, task_id__in=sorted(task_ids)[:HISTORY_ROWS]
-        ).order_by("-happened_at", "-id")[:HISTORY_ROWS]
-        rows = [*(_of_attempt(one, letter) for one in attempts), *(_of_occurrence(one, letter) for one in occurrences)]
-        return sorted(rows, key=lambda row: (row.at, row.attempt), reverse=True)[:HISTORY_ROWS]
 
     def task_ids(self, letter: DeadLetter) -> set[str]:
         """Return the task ids under which a job has run; the app above adds those of its repairs."""
@@ -283,6 +303,55 @@ class DeadLetterAdmin(OperatorAdmin):
             content_type="text/plain; charset=utf-8",
             headers={"Content-Disposition": f'attachment; filename="traceback-{occurrence_id}.txt"'},
         )
+
+
+def job_context(letter: DeadLetter, task_ids: set[str], *, site: str) -> dict[str, Any]:
+    """Return what a page shows of one job: every attempt, the newest traceback as far as a page goes, the arguments.
+
+    However long a traceback or an error is, only what is shown of it is read.
+    """
+    occurrences = list(
+        letter.occurrences.newest_first()
+        .annotate(short_text=Left("error_text", HISTORY_TEXT + 1))
+        .defer("error_text")[:HISTORY_ROWS]
+    )
+    traced = next((one for one in occurrences if one.traceback_id), None)
+    text = _traceback_head(traced) if traced is not None else ""
+    url = ""
+    if traced is not None:
+        url = reverse("admin:ops_deadletters_deadletter_traceback", args=[letter.id, traced.id], current_app=site)
+    return {
+        "letter": letter,
+        "history": history_of(letter, task_ids, occurrences),
+        "history_limit": HISTORY_ROWS,
+        "traceback": text,
+        "traceback_lines": len(text.splitlines()),
+        "traceback_url": url,
+        "traceback_is_cut": len(text) > LONGEST_TEXT,
+        "preview": letter.payload_preview,
+    }
+
+
+def _traceback_head(occurrence: Occurrence) -> str:
+    """Return the newest traceback, one character more of it than a page shows."""
+    stored = TracebackText.objects.filter(digest=occurrence.traceback_id)
+    head: str = stored.annotate(head=Left("text", LONGEST_TEXT + 1)).values_list("head", flat=True).get()
+    if len(head) > LONGEST_TEXT or head.endswith("\n"):
+        return head
+    return f"{head}{cast(Any, occurrence).short_text}\n"
+
+
+def history_of(letter: DeadLetter, task_ids: set[str], occurrences: Sequence[Occurrence]) -> list[HistoryRow]:
+    """Return every run that is known to have ended badly, newest first, those that Celery retried included."""
+    known = task_ids | {one.task_id for one in occurrences} - {""}
+    attempts = (
+        Attempt.objects.filter(tenant=letter.tenant, source=letter.source, task_id__in=sorted(known)[:HISTORY_ROWS])
+        .annotate(short_text=Left("error_text", HISTORY_TEXT + 1))
+        .defer("error_text")
+        .order_by("-happened_at", "-id")[:HISTORY_ROWS]
+    )
+    rows = [*(_of_attempt(one, letter) for one in attempts), *(_of_occurrence(one, letter) for one in occurrences)]
+    return sorted(rows, key=lambda row: (row.at, row.attempt), reverse=True)[:HISTORY_ROWS]
 
 
 def _facts(letter: DeadLetter) -> list[tuple[str, str]]:
@@ -337,7 +406,7 @@ def _history_row(one: Any, letter: DeadLetter, *, what: str, took: str, is_exact
         attempt=one.retries + 1,
         took=took,
         error_class=one.error_class,
-        error_text=one.error_text,
+        error_text=one.short_text if len(one.short_text) <= HISTORY_TEXT else f"{one.short_text[:HISTORY_TEXT]}…",
         outcome=OUTCOME_WORDS.get(one.outcome_class, one.outcome_class),
         tone=OUTCOME_TONES.get(one.outcome_class, "grey"),
         reason=one.outcome_reason,

@@ -31,6 +31,7 @@ class TaskSignature:
     kwonly: tuple[str, ...] = ()
     kwonly_required: tuple[str, ...] = ()
     varkw: bool = False
+    max_retries: int | None = None  # automatic retries of the task; None where it has no limit, or it is not known
 
 
 def describe_signature(task: Any) -> str:
@@ -54,8 +55,18 @@ def describe_signature(task: Any) -> str:
         "kwonly": [each.name for each in kwonly],
         "kwonly_required": [each.name for each in kwonly if each.default is Parameter.empty],
         "varkw": any(each.kind is Parameter.VAR_KEYWORD for each in parameters),
+        "max_retries": _max_retries(task),
     }
-    return json.dumps({name: value for name, value in described.items() if value}, separators=(",", ":"))
+    kept = {name: value for name, value in described.items() if value or (name == "max_retries" and value is not None)}
+    return json.dumps(kept, separators=(",", ":"))
+
+
+def _max_retries(task: Any) -> int | None:
+    try:
+        most = task.max_retries
+    except Exception:  # noqa: BLE001 - a property of whoever wrote the task
+        return None
+    return most if type(most) is int and 0 <= most < 1_000_000 else None
 
 
 def check_arguments(signature_text: str | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
@@ -84,7 +95,7 @@ def parse_signature(text: str) -> TaskSignature | None:
     except (ValueError, TypeError, AttributeError, RecursionError):
         return None
     lists = (signature.positional, signature.kwonly, signature.kwonly_required)
-    counts = (signature.positional_only, signature.required)
+    counts = (signature.positional_only, signature.required, signature.max_retries or 0)
     well_formed = all(isinstance(names, tuple) and all(isinstance(name, str) for name in names) for names in lists)
     return signature if well_formed and all(isinstance(count, int) for count in counts) else None
 

@@ -94,6 +94,11 @@ def grouping_mode() -> GroupingMode:
         raise ImproperlyConfigured("INCIDENT_GROUPING is 'cause' or 'job'") from error
 
 
+def search_index() -> bool:
+    """Say whether letters and incidents are to have an index of their words; ``migrate`` makes or removes it."""
+    return bool(getattr(settings, "OPSCONSOLE_SEARCH_INDEX", True))
+
+
 def settings_digest() -> str:
     """Return a short hash of what worker and web must agree on; secrets are in it only as hashes."""
     parts = (settings.SECRET_KEY, str(getattr(settings, "OPSCONSOLE_KEYS", "")), grouping_mode().value)

@@ -10,7 +10,7 @@ from deadletters.grouping import GroupingMode
 from deadletters.journal.events import Caught, MessageState
 from deadletters.outcome import Effects, OutcomeClass
 from deadletters.policy import TaskPolicySpec
-from deadletters.querysets import DeadLetterQuerySet, OccurrenceQuerySet, WorkerNodeQuerySet
+from deadletters.querysets import DeadLetterQuerySet, OccurrenceQuerySet, TaskMinuteQuerySet, WorkerNodeQuerySet
 from grants.resources import Resource
 from incidents.models import Grouping, Incident, Severity
 from opsconsole.core.ids import new_id
@@ -113,7 +113,8 @@ class DeadLetter(models.Model):
                 F("id").desc(),
                 name="ops_letter_of_actor",
             ),
-            models.Index(F("task_id"), name="ops_letter_task_id"),
+            # Compared byte by byte, so that the beginning of an id finds its place in it, too.
+            models.Index(fields=["task_id"], opclasses=["varchar_pattern_ops"], name="ops_letter_task_id"),
             # A job of Celery's has its task's id, so that this index holds the others alone and costs most failures
             # nothing; ``DeadLetterQuerySet.is_of_job`` asks so that both are used.
             models.Index(F("job_id"), condition=~Q(job_id=F("task_id")), name="ops_letter_job_id"),
@@ -296,6 +297,8 @@ class TaskMinute(models.Model):
     revoked = models.BigIntegerField(db_default=0)
     lost = models.BigIntegerField(db_default=0)
     returned = models.BigIntegerField(db_default=0)
+
+    objects = TaskMinuteQuerySet.as_manager()
 
     class Meta:
         constraints = [

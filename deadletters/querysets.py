@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 from uuid import UUID
 
 from django.db import models
 from django.db.models import F, Q
 
+from deadletters.search import LETTER_WORDS, named_letters
 from grants.querysets import ScopedQuerySet
 from grants.resources import Resource
 from opsconsole.core.database import AnyOf, locked
+from opsconsole.core.search import Searchable
 
 if TYPE_CHECKING:
     from deadletters.models import DeadLetter, Occurrence, WorkerNode  # noqa: F401  (named in the strings below)
@@ -20,7 +22,9 @@ NODE_IS_GONE_AFTER = timedelta(seconds=60)
 """Six missed reports: a worker that has not reported for so long does not count as serving anything."""
 
 
-class DeadLetterQuerySet(ScopedQuerySet):
+class DeadLetterQuerySet(Searchable, ScopedQuerySet):
+    text_index = LETTER_WORDS
+
     def unresolved(self) -> DeadLetterQuerySet:
         """Letters that wait for a decision or for a repair's answer: what no resolved incident may hide."""
         return self.filter(self.is_unresolved())
@@ -36,6 +40,10 @@ class DeadLetterQuerySet(ScopedQuerySet):
     def is_of_job(job_id: str) -> Q:
         """Letters of one job, found through the index of task ids or that of the job ids that are none."""
         return Q(task_id=job_id, job_id=job_id) | (Q(job_id=job_id) & ~Q(job_id=F("task_id")))
+
+    def named(self, typed: str) -> DeadLetterQuerySet | None:
+        """Letters that an id names, for the search of incidents; None if none is."""
+        return named_letters(self, typed, by_incident=False)
 
     def newest_first(self) -> DeadLetterQuerySet:
         return self.order_by("-last_seen_at", "-id")
@@ -70,6 +78,13 @@ class DeadLetterQuerySet(ScopedQuerySet):
 class OccurrenceQuerySet(models.QuerySet["Occurrence"]):
     def newest_first(self) -> OccurrenceQuerySet:
         return self.order_by("-happened_at", "-id")
+
+
+class TaskMinuteQuerySet(ScopedQuerySet):
+    """Counts belong to a tenant as a whole: a grant for one actor shows none."""
+
+    actor_type_column: ClassVar[str | None] = None
+    actor_id_column: ClassVar[str | None] = None
 
 
 class WorkerNodeQuerySet(models.QuerySet["WorkerNode"]):

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from django.db.models import F, Q
+from django.db import connections
+from django.db.models import BigIntegerField, Case, DateTimeField, F, Q, Sum, Value, When
+from django.db.models.functions import TruncHour
 
 from deadletters import drainer
+from deadletters.journal.events import MessageState
 from deadletters.models import (
     SETTLED,
+    UNSETTLED,
     Attempt,
     DeadLetter,
     LetterState,
@@ -22,14 +27,17 @@ from deadletters.models import (
 )
 from deadletters.outcome import OutcomeClass
 from deadletters.policy import PolicyBook
-from deadletters.querysets import DeadLetterQuerySet
+from deadletters.querysets import DeadLetterQuerySet, TaskMinuteQuerySet
+from deadletters.search import search_letters
 from grants.actions import Action
 from grants.operators import Operator
 from grants.reading import authorise_anywhere, authorise_scope
-from incidents.models import Incident, IncidentState
+from incidents.models import UNRESOLVED_STATES, Incident, IncidentState
 from incidents.selectors import find_incident
+from opsconsole.core.bounded import count_alike, rows_of, tally
 from opsconsole.core.database import database_now
 from opsconsole.core.keyset import Page, Source, read_page
+from opsconsole.core.search import asked
 
 if TYPE_CHECKING:
     from deadletters.querysets import DeadLetterQuerySet
@@ -38,6 +46,10 @@ SHOWN_OCCURRENCES = 50
 SHOWN_ATTEMPTS = 100
 COUNTED_LETTERS = 1_000
 TIMELINE_LETTERS = 1_000
+HOURLY_ROWS = 50_000
+"""Rows that a chart of one incident looks at."""
+EACH_FAILURE = 1_000
+"""Jobs of an incident up to which its chart counts every failure; of more, each job once."""
 
 CURRENT = Q(episode=F("incident__episode")) & ~Q(incident__state=IncidentState.RESOLVED)
 CLOSED_WITH_INCIDENT = Q(incident__state=IncidentState.RESOLVED) | Q(episode__lt=F("incident__episode"))
@@ -74,6 +86,7 @@ class LetterFilter:
     actor_id: str | None = None
     seen_after: datetime | None = None
     seen_before: datetime | None = None
+    text: str | None = None
 
     def condition(self) -> Q:
         """Return the filter, but for the states, as a condition on letters."""
@@ -117,6 +130,8 @@ def list_letters(
         actor_id=wanted.actor_id or "",
     )
     rows = DeadLetter.objects.visible_to(operator, Action.INSPECT).filter(wanted.condition())
+    if wanted.text is not None:
+        rows = asked(search_letters(wanted.text, within=rows, anywhere=rows))
     return _read_letters(rows, wanted.standings(), ordering=ordering, limit=limit, cursor=cursor)
 
 
@@ -157,6 +172,84 @@ def outcome_counts(incident: Incident) -> dict[str, Any]:
         **{outcome.value: counted[outcome.value] for outcome in OutcomeClass},
         "is_capped": len(classes) > COUNTED_LETTERS,
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hourly:
+    """How often an incident failed in each hour that has a failure.
+
+    ``of_jobs`` says that each job counts once, at its last failure: what a big incident is cheap to be asked for.
+    """
+
+    counts: dict[datetime, int]
+    of_jobs: bool
+    is_capped: bool
+
+
+def failures_per_hour(incident: Incident, since: datetime) -> Hourly:
+    """Count an incident's final failures by hour; one query, which looks at 50,000 rows at most."""
+    of_jobs = incident.letter_count > EACH_FAILURE
+    rows: Any
+    if of_jobs:
+        rows = DeadLetter.objects.filter(incident_id=incident.id, last_seen_at__gte=since)
+        rows = rows.annotate(moment=F("last_seen_at"))
+    else:
+        rows = Occurrence.objects.filter(letter__incident_id=incident.id, happened_at__gte=since)
+        rows = rows.annotate(moment=F("happened_at"))
+    is_postgresql = connections[rows.db].vendor == "postgresql"
+    # SQLite has times as text, in UTC.
+    hour = "to_char(moment AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24')" if is_postgresql else "substr(moment, 1, 13)"
+    counts = tally(rows.values("moment")[:HOURLY_ROWS], hour)
+    return Hourly(
+        counts={datetime.strptime(text, "%Y-%m-%d %H").replace(tzinfo=UTC): n for text, n in counts.items()},
+        of_jobs=of_jobs,
+        is_capped=sum(counts.values()) >= HOURLY_ROWS,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenJobs:
+    """The jobs of one incident of a list that wait for a decision, as many as were looked at."""
+
+    rows: list[OpenJob]
+    is_capped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OpenJob:
+    """What a list tells of one of them, named as the letter names it."""
+
+    outcome_class: str
+    message_state: str
+    is_set_aside: bool
+    queue: str
+    first_seen_at: datetime
+    job_type: str
+    outcome_reason: str = ""
+
+
+def open_jobs_of(incidents: Sequence[Incident], most: int) -> dict[UUID, OpenJobs]:
+    """Return the open jobs of each of the incidents of a list, of each ``most`` at most; one query."""
+    listed = [one for one in incidents if not one.is_resolved]
+    columns = ("incident_id", "outcome_class", "message_state", "is_set_aside", "queue", "first_seen_at", "job_type")
+    rows = rows_of(
+        [
+            DeadLetter.objects.filter(incident_id=one.id, state=LetterState.OPEN, episode=one.episode).values_list(
+                *columns
+            )[: most + 1]
+            for one in listed
+        ]
+    )
+    found: dict[UUID, list[OpenJob]] = {one.id: [] for one in listed}
+    for incident_id, outcome, message, set_aside, queue, first_seen_at, job_type in rows:
+        job = OpenJob(outcome, message, bool(set_aside), queue, _moment(first_seen_at), job_type)
+        found[UUID(str(incident_id))].append(job)
+    return {incident_id: OpenJobs(rows=jobs[:most], is_capped=len(jobs) > most) for incident_id, jobs in found.items()}
+
+
+def _moment(value: datetime | str) -> datetime:
+    """Return a time as the driver has it: SQLite's is text, in UTC."""
+    return value if isinstance(value, datetime) else datetime.fromisoformat(value).replace(tzinfo=UTC)
 
 
 def task_policies() -> PolicyBook:
@@ -260,3 +353,68 @@ def _parts(rows: DeadLetterQuerySet, segment: tuple[str, ...], standings: tuple[
 
 def _by_last_seen(rows: DeadLetterQuerySet) -> Source[DeadLetter]:
     return Source(rows, ("last_seen_at", "id"))
+
+
+# -- totals for the overview -------------------------------------------------------------------------------------------
+
+SPAN_COLUMNS = ("received", "succeeded", "failed", "retried", "ignored", "revoked", "lost", "returned")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnresolvedJobs:
+    """Some unresolved failed jobs that are alike in what an overview shows of them."""
+
+    queue: str
+    outcome_class: str
+    is_retrying: bool
+    can_be_sent: bool
+    count: int
+
+
+def count_unresolved(letters: DeadLetterQuerySet, limit: int) -> tuple[list[UnresolvedJobs], bool]:
+    """Count unresolved letters by what an overview shows of them, ``limit`` at most; the second value: there are more.
+
+    ``letters`` is what the operator may see. The states of the incident are named, so that their index leads to the
+    letters: "not resolved" would be answered by a look at every incident, and a letter that was closed with its
+    incident stays open in its own state, so that there may be a million of those to pass over.
+    """
+    rows = letters.filter(state__in=UNSETTLED, episode=F("incident__episode"), incident__state__in=UNRESOLVED_STATES)
+    columns = ("queue", "outcome_class", "state", "message_state", "is_set_aside")
+    found = count_alike(rows, columns, limit + 1)
+    counted = [
+        UnresolvedJobs(
+            queue=queue,
+            outcome_class=outcome,
+            is_retrying=state == LetterState.RETRYING,
+            can_be_sent=message == MessageState.FULL and not set_aside,
+            count=count,
+        )
+        for queue, outcome, state, message, set_aside, count in found
+    ]
+    return counted, sum(one.count for one in counted) > limit
+
+
+def count_failed_since(letters: DeadLetterQuerySet, since: datetime, limit: int) -> tuple[dict[UUID, int], bool]:
+    """Count by incident the letters that failed since then, the newest ``limit`` of them; true = there are more."""
+    rows = letters.filter(last_seen_at__gte=since).newest_first()
+    found = {UUID(str(incident)): count for incident, count in count_alike(rows, ("incident_id",), limit + 1)}
+    return found, sum(found.values()) > limit
+
+
+def counts_per_hour(
+    minutes: TaskMinuteQuerySet, *, start: datetime, end: datetime, recent: datetime | None = None
+) -> list[dict[str, Any]]:
+    """Sum the counts of each task from ``start`` to before ``end``: by source and ``hour``, apart from ``recent`` on.
+
+    Those of the minutes from ``recent`` on have ``is_recent`` 1, so that one query serves both spans.
+    """
+    rows = minutes.filter(minute__gte=start, minute__lt=end)
+    is_recent: Any = Value(0, output_field=BigIntegerField())
+    if recent is not None:
+        is_recent = Case(When(minute__gte=recent, then=Value(1)), default=Value(0), output_field=BigIntegerField())
+    return list(
+        rows.annotate(hour=TruncHour("minute", output_field=DateTimeField(), tzinfo=UTC), is_recent=is_recent)
+        .values("source", "job_type", "hour", "is_recent")
+        .annotate(**{f"n_{name}": Sum(name) for name in SPAN_COLUMNS})
+        .order_by()
+    )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -47,12 +47,14 @@ from grants.selectors import (
 )
 from grants.service import record_denial
 from grants.targets import NOWHERE
-from opsconsole.core.admin import ChoiceFilter, TextFilter, again, keyset_page, when
+from opsconsole.core.admin import CONFIGURATION, ChoiceFilter, KeysetChangeList, TextFilter, again, keyset_page, when
 from opsconsole.core.csv_rows import csv_lines
 from opsconsole.core.errors import OpsError
 
 DEFAULT_LENGTH = timedelta(days=7)
 LONGEST_OUTCOME = 20_000
+MOST_COLUMNS = 8
+"""Tenants that the table of somebody's permissions has room for; the question can name another one."""
 EXPORTED_AT_ONCE = 1_000
 MOST_EXPORTED = 100_000
 """Rows of one file: as many as are sent before a server takes the worker for dead."""
@@ -159,6 +161,10 @@ class AuditEventAdmin(OperatorAdmin):
         """Answer with the list, once it is written down who reads it (B3)."""
         audit_reading_of_trail(operator_of(request))
         return super().show_list(request)
+
+    def list_links(self, request: HttpRequest, cl: KeysetChangeList) -> list[tuple[str, str]]:  # noqa: ARG002
+        """Offer the list as CSV."""
+        return [("Take away as CSV", f"{self.url('csv')}{cl.get_query_string()}")]
 
     def csv_view(self, request: HttpRequest) -> HttpResponseBase:
         """Answer with the list as CSV, the same filters applied, once it is written down who takes it (B3).
@@ -307,6 +313,7 @@ class GrantAdmin(OperatorAdmin):
 
     slug = "permissions"
     menu_label = list_title = "Permissions"
+    menu_group = CONFIGURATION
     menu_order = 70
     action = Action.GRANTS_MANAGE
     pages = (
@@ -452,7 +459,46 @@ class GrantAdmin(OperatorAdmin):
         if user is None or not (is_self or held or answer or manages_everything(by)):
             form.add_error("user", "There is no such user, or you manage none of their permissions.")
             return {}
-        return {"answer": answer, "held": held, "person": username, "is_self": is_self}
+        matrix = by_action_and_tenant(held, values["tenant"])
+        return {"answer": answer, "held": held, "person": username, "is_self": is_self, "matrix": matrix}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """What somebody may do, as a table: a row for each action, a cell for each tenant.
+
+    A cell is (tenant; yes, part or no; what the part is limited to). ``more`` tenants have no column.
+    """
+
+    tenants: list[str]
+    more: int
+    rows: list[tuple[str, list[tuple[str, str, str]]]]
+
+
+def by_action_and_tenant(held: Sequence[HeldGrant], asked: str) -> Matrix | None:
+    """Return the table of the live grants, for the tenant that was asked about or else for the first few tenants."""
+    live = [one for one in held if one.is_live]
+    tenants = [asked] if asked else sorted({one.tenant for one in live})
+    if not live:
+        return None
+    shown = tenants[:MOST_COLUMNS]
+    rows = [
+        (action, [_allowed_on([one for one in live if one.action == action], tenant) for tenant in shown])
+        for action in sorted({one.action for one in live} | {action.value for action in Action})
+    ]
+    return Matrix(tenants=shown, more=len(tenants) - len(shown), rows=rows)
+
+
+def _allowed_on(grants: Sequence[HeldGrant], tenant: str) -> tuple[str, str, str]:
+    name = "every tenant" if tenant == ANY else tenant
+    limits = [
+        " ".join(part for part in (one.actor_type, one.actor_id, one.command_id) if part != ANY)
+        for one in grants
+        if one.tenant in (tenant, ANY)
+    ]
+    if not limits:
+        return name, "no", ""
+    return (name, "yes", "") if "" in limits else (name, "part", ", ".join(limits[:3]))
 
 
 # -- tokens ------------------------------------------------------------------------------------------------------------
@@ -477,6 +523,7 @@ class TokenAdmin(OperatorAdmin):
 
     slug = "tokens"
     menu_label = list_title = "API tokens"
+    menu_group = CONFIGURATION
     menu_order = 80
     pages = (("create", "new/", "create_view"), ("revoke", "<uuid:public_id>/revoke/", "revoke_view"))
 

@@ -37,14 +37,15 @@ class ScopedQuerySet(QuerySet[M]):
     actor_type_column: ClassVar[str | None] = "actor_type"
     actor_id_column: ClassVar[str | None] = "actor_id"
 
-    def visible_to(self, operator: Operator, action: Action) -> Self:
+    def visible_to(self, operator: Operator, action: Action, *, plan: sql.Plan | None = None) -> Self:
         """Keep the rows on which ``authorise(operator, action, ...)`` would find a capability, and no other.
 
         Asks once which shapes of grants the operator holds, then filters with one equality-only EXISTS for each:
         wildcards inside the subquery could not be hashed, and one row's grants would be searched for every row of the
         table. Whole tenants are named instead, so that an index that begins with the tenant is used; these are the
         tenants of the moment of the call, so a queryset is for one request. Rows have no command: a grant narrowed to
-        one shows none of them.
+        one shows none of them. Whoever filters several tables at once asks for the ``plan`` of that operator and
+        action first (``grants.selectors.plan_of``) and hands it in; it is asked for once then.
         """
         if operator.kind is OperatorKind.SYSTEM:
             return self.all()
@@ -56,7 +57,7 @@ class ScopedQuerySet(QuerySet[M]):
                 return self.none()
             if operator.token_tenant != ANY:
                 rows = rows.filter(**{self.tenant_column: operator.token_tenant})
-        plan = sql.plan_for(connection, operator, action)
+        plan = sql.plan_for(connection, operator, action) if plan is None else plan
         if plan.everything:
             return rows
         conditions = [self._grant_exists(shape, operator, action) for shape in plan.shapes if self._has_columns(shape)]

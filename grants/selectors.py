@@ -393,3 +393,13 @@ def tenants_named(operator: Operator, action: Action, limit: int) -> list[str] |
         name for rows in (own, shared) for name in rows.order_by("tenant").values_list("tenant", flat=True).distinct()
     }
     return sorted(found, key=lambda name: (name != ANY, name))[:limit]
+
+
+def plan_of(operator: Operator, action: Action) -> sql.Plan:
+    """Return which rows ``operator`` may see by ``action``, for one who filters several tables: one query.
+
+    It names a scope too: two operators whose plans are equal and have no ``shapes`` see the same rows.
+    """
+    if operator.kind is OperatorKind.SYSTEM:
+        return sql.Plan(True, (), ())
+    return sql.Plan(False, (), ()) if operator.user_id is None else sql.plan_for(connection, operator, action)

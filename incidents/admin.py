@@ -9,15 +9,18 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Any, ClassVar, TypeVar
+from datetime import UTC, datetime
+from typing import Any, ClassVar, TypeVar, cast
+from urllib.parse import urlencode
 from uuid import UUID
 
 from django import forms
 from django.contrib import admin, messages
+from django.contrib.admin.views.main import ChangeList
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse, HttpResponseNotModified, HttpResponseRedirect, JsonResponse
 from django.template.response import TemplateResponse
+from django.utils import timezone
 
 from grants.actions import Action
 from grants.models import AuditEvent, Verdict
@@ -36,13 +39,26 @@ from grants.pages import (
 )
 from grants.resources import ANY
 from grants.selectors import tenants_named
-from incidents import sql
+from incidents import search, sql
 from incidents.errors import IncidentChanged, IncidentNotFound
 from incidents.models import EpisodeEnd, Incident, IncidentState, Severity
 from incidents.services import ACKNOWLEDGED, RESOLVED, acknowledge_incident, resolve_incident
-from opsconsole.core.admin import ChoiceFilter, KeysetChangeList, again, ago, thousands, when
+from opsconsole.core.admin import (
+    MOST_COUNTED,
+    Cell,
+    ChoiceFilter,
+    KeysetChangeList,
+    NotAListParameter,
+    Pill,
+    TextFilter,
+    again,
+    ago,
+    thousands,
+)
+from opsconsole.core.bounded import capped_counts
 from opsconsole.core.errors import OpsError
 from opsconsole.core.ids import new_id
+from opsconsole.core.search import search_note
 
 T = TypeVar("T")
 
@@ -70,6 +86,17 @@ RESOLUTION_WORDS = {
     "other_reason": "another reason",
 }
 """Codes that the product or its own form gives; one that somebody typed is shown without its underscores."""
+TABS = {
+    "open": "Needs action",
+    "critical": "Critical",
+    "mine": "Mine",
+    "acknowledged": "Taken",
+    "came_back": "Came back",
+    "resolved": "Closed",
+    "": "All",
+}
+SINCE = "since"
+MOST_NEWER = 100
 MOST_TENANTS = 50
 TIMELINE_ROWS = 50
 TRIES = 3
@@ -82,8 +109,7 @@ def incident_name(incident: Incident) -> str:
 
 def incident_number(text: str) -> int | None:
     """Return the number that somebody typed, as INC-0012, #12 or 12; None for what is none."""
-    match = re.fullmatch(r"(?:inc-|#)?0*([0-9]{1,18})", text.strip().lower(), re.ASCII)
-    return None if match is None else int(match[1])
+    return search.incident_number(text)
 
 
 def resolution_words(code: str) -> str:
@@ -101,6 +127,22 @@ def state_words(incident: Incident) -> str:
     if incident.state == IncidentState.OPEN and incident.reopened_reason:
         return REOPENED_WORDS.get(incident.reopened_reason, "Came back")
     return STATE_WORDS[IncidentState(incident.state)]
+
+
+def state_kind(incident: Incident) -> str:
+    """Return the class of the pill that says the state."""
+    is_back = incident.state == IncidentState.OPEN and incident.reopened_reason
+    return "state-back" if is_back else f"state-{incident.state}"
+
+
+def capped(count: int, most: int) -> str:
+    """Return a count that stopped at ``most``, as a person reads it."""
+    return f"{thousands(most)}+" if count > most else thousands(count)
+
+
+def first_id_of(milliseconds: int) -> UUID:
+    """Return the smallest id that a row made at that moment can have (UUID version 7, RFC 9562)."""
+    return UUID(int=((milliseconds & (1 << 48) - 1) << 80) | (7 << 76) | (2 << 62))
 
 
 def standing_of(incident: Incident) -> str:
@@ -136,6 +178,7 @@ class TimelineLine:
     who: str
     what: str
     detail: str = ""
+    action: str = ""  # as the audit trail names it; "" for what is told from elsewhere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,22 +223,32 @@ class TenantFilter(ChoiceFilter):
 
 
 class StateFilter(ChoiceFilter):
-    """By state; the list begins with what is not closed."""
+    """The tabs of the list: what needs somebody, what somebody has, what is over."""
 
     title = "state"
     parameter_name = "state"
-    default = "unresolved"
+    default = IncidentState.OPEN.value
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:  # noqa: ARG002
-        """Return the states and their union."""
-        return [("unresolved", "Not closed"), *((state.value, STATE_WORDS[state]) for state in IncidentState)]
+        """Return the tabs in their order, and what is not closed, which other pages link to."""
+        return [*TABS.items(), ("unresolved", "Not closed")]
 
-    def queryset(self, request: HttpRequest, queryset: Any) -> Any:  # noqa: ARG002
-        """Keep the incidents in that state."""
-        chosen = self.value()
-        if not chosen:
-            return queryset
-        return queryset.unresolved() if chosen == "unresolved" else queryset.filter(state=chosen)
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        """Keep the incidents of that tab."""
+        return in_tab(queryset, self.value(), operator_of(request))
+
+
+def in_tab(queryset: Any, tab: str, by: Operator) -> Any:
+    """Return the incidents of one tab; each is one range of an index."""
+    if tab == "critical":
+        return queryset.unresolved().filter(severity=Severity.CRITICAL)
+    if tab == "mine":
+        return queryset.filter(state=IncidentState.ACKNOWLEDGED, acknowledged_by=by.ref)
+    if tab == "came_back":
+        return queryset.filter(state=IncidentState.OPEN).exclude(reopened_reason="")
+    if tab == "unresolved":
+        return queryset.unresolved()
+    return queryset.filter(state=tab) if tab else queryset
 
 
 class SeverityFilter(ChoiceFilter):
@@ -213,20 +266,35 @@ class SeverityFilter(ChoiceFilter):
         return queryset.filter(severity=Severity.named(self.value())) if self.value() else queryset
 
 
-class MineFilter(ChoiceFilter):
-    """What the asking operator has taken."""
+class TaskFilter(TextFilter):
+    """By the task, as the workers name it. Queue, release and outcome are the jobs', and no index serves them here."""
 
-    title = "holder"
-    parameter_name = "mine"
-    all_label = "Anybody's"
+    title = "task"
+    parameter_name = "task"
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:  # noqa: ARG002
-        """Return the one choice."""
-        return [("yes", "Mine")]
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:  # noqa: ARG002
+        """Keep the incidents of that task."""
+        if not self.typed:
+            return queryset
+        return queryset.none() if "\x00" in self.typed else queryset.filter(job_type=self.typed)
 
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """Keep what I hold."""
-        return queryset.filter(acknowledged_by=operator_of(request).ref) if self.value() else queryset
+
+class IncidentChangeList(KeysetChangeList):
+    """The page of the list, or, for who only asks how many are newer, its filters without any row."""
+
+    def get_filters_params(self, params: Any = None) -> Any:
+        """Return what filters may read: not since when."""
+        found = super().get_filters_params(params)
+        found.pop(SINCE, None)
+        return found
+
+
+class UnreadChangeList(IncidentChangeList):
+    """The filters of the list without its rows."""
+
+    def get_results(self, request: HttpRequest) -> None:  # noqa: ARG002
+        """Fetch nothing."""
+        self.result_list = []
 
 
 class CloseForm(forms.Form):
@@ -257,18 +325,24 @@ class IncidentAdmin(OperatorAdmin):
     menu_label = list_title = "Incidents"
     menu_order = 10
     list_note = "Worst first, then newest."
-    search_label = "Incident number"
-    search_help_text = "INC-0175 or 175"
+    search_label = "Search"
+    search_help_text = search.HELP
     search_fields = ("number",)
     keyset = ("-severity", "-last_seen_at", "-id")
-    columns = (
-        "number", "severity", "state", "what", "tenant", "source", "unresolved", "jobs", "failures", "since", "last",
-        "holder",
-    )  # fmt: skip
-    list_filter = (StateFilter, SeverityFilter, TenantFilter, MineFilter)
-    told_otherwise: ClassVar[tuple[str, ...]] = ()
-    """Actions in the audit trail that a subclass tells of in its own lines."""
+    columns: ClassVar[tuple[str, ...]] = ("number", "severity", "state", "what", "unresolved", "last", "holder")
+    column_classes = {
+        "number": "ops-nowrap",
+        "severity": "ops-bare",
+        "state": "ops-bare",
+        "what": "ops-bare ops-wide",
+        "unresolved": "ops-num",
+        "outcome": "ops-bare ops-nowrap",
+        "last": "ops-nowrap",
+    }
+    list_template = "ops/incident_list.html"
+    list_filter = (StateFilter, SeverityFilter, TaskFilter, TenantFilter)
     pages: ClassVar[tuple[tuple[str, str, str], ...]] = (
+        ("newer", "newer/", "newer_view"),
         ("page", "<uuid:object_id>/", "page_view"),
         ("take", "<uuid:object_id>/take/", "take_view"),
         ("close", "<uuid:object_id>/close/", "close_view"),
@@ -280,69 +354,111 @@ class IncidentAdmin(OperatorAdmin):
         return incident_name(row)
 
     @admin.display(description="Severity")
-    def severity(self, row: Incident) -> str:
-        return str(row.get_severity_display()).capitalize()
+    def severity(self, row: Incident) -> Cell:
+        name = str(row.get_severity_display())
+        return Cell(pills=[Pill(text=name.capitalize(), kind=f"severity-{name}")])
 
     @admin.display(description="State")
-    def state(self, row: Incident) -> str:
-        return state_words(row)
+    def state(self, row: Incident) -> Cell:
+        return Cell(pills=[Pill(text=state_words(row), kind=state_kind(row))])
 
     @admin.display(description="What failed")
-    def what(self, row: Incident) -> str:
-        return row.title
+    def what(self, row: Incident) -> Cell:
+        return Cell(main=row.title, second=" · ".join(self.what_parts(row)))
 
-    @admin.display(description="Tenant")
-    def tenant(self, row: Incident) -> str:
-        return row.tenant
-
-    @admin.display(description="Source")
-    def source(self, row: Incident) -> str:
-        return row.source
+    def what_parts(self, row: Incident) -> list[str]:
+        """Return what the second line of a row says; the app above knows the queues."""
+        return [row.job_type, row.tenant, row.source]
 
     @admin.display(description="Not repaired")
-    def unresolved(self, row: Incident) -> str:
-        return thousands(row.unresolved_count)
+    def unresolved(self, row: Incident) -> Cell:
+        return Cell(main=thousands(row.unresolved_count), second=f"of {thousands(row.letter_count)}")
 
-    @admin.display(description="Jobs")
-    def jobs(self, row: Incident) -> str:
-        return thousands(row.letter_count)
+    @admin.display(description="Last failure, since")
+    def last(self, row: Incident) -> Cell:
+        return Cell(at=row.last_seen_at, second=f"since {row.opened_at.astimezone(UTC):%-d %b %H:%M}")
 
-    @admin.display(description="Failures")
-    def failures(self, row: Incident) -> str:
-        return thousands(row.occurrence_count)
-
-    @admin.display(description="Since")
-    def since(self, row: Incident) -> str:
-        return when(row.opened_at)
-
-    @admin.display(description="Last failure")
-    def last(self, row: Incident) -> str:
-        return ago(row.last_seen_at)
-
-    @admin.display(description="Who has it")
+    @admin.display(description="On it")
     def holder(self, row: Incident) -> str:
+        if row.is_resolved:
+            return f"closed by {row.resolved_by_name}"
         return row.acknowledged_by_name or "nobody"
 
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
-        """Find an incident by its number, exactly, and in any state."""
-        if not search_term:
+        """Find incidents as ``incidents.search`` says."""
+        if not search_term.strip():
             return queryset, False
-        number = incident_number(search_term)
-        if number is None:
-            return queryset.none(), False
-        return self.get_queryset(request).filter(number=number).order_by(*self.keyset), False
+        anywhere = self.get_queryset(request).order_by(*self.keyset)
+        by = operator_of(request)
+        return search.search_incidents(search_term, within=queryset, anywhere=anywhere, by=by), False
+
+    def get_changelist(self, request: HttpRequest, **_: Any) -> type[ChangeList]:
+        """Return the list by key, or its filters alone."""
+        asked = request.resolver_match.url_name if request.resolver_match is not None else ""
+        return UnreadChangeList if asked == self.url_name("newer") else IncidentChangeList
 
     def list_context(self, request: HttpRequest, cl: KeysetChangeList) -> dict[str, Any]:
-        """Add what the search says."""
-        return {**super().list_context(request, cl), "search_note": "By number, in any state." if cl.query else ""}
+        """Add what the search says; the tabs take the place of a drop-down for the state."""
+        cast(Any, request)._ops_filtered = self.filtered(request, cl)
+        context = super().list_context(request, cl)
+        tabs = str(StateFilter.title)
+        return {
+            **context,
+            "drop_downs": [one for one in context["drop_downs"] if one.title != tabs],
+            "search_note": search_note(cl.queryset),
+        }
+
+    def filtered(self, request: HttpRequest, cl: KeysetChangeList) -> Any:
+        """Return the visible incidents as every filter but the tab has them."""
+        rows = self.get_queryset(request)
+        for spec in cast(Any, cl.filter_specs):
+            if not isinstance(spec, StateFilter):
+                rows = spec.queryset(request, rows)
+        return rows
+
+    def list_tabs(self, request: HttpRequest) -> list[tuple[str, str, dict[str, str], str]]:
+        """Return the tabs with how many incidents each has under the other filters: one statement counts for all."""
+        rows, by = cast(Any, request)._ops_filtered, operator_of(request)
+        counts = capped_counts([in_tab(rows, tab, by) for tab in TABS], MOST_COUNTED)
+        return [
+            (tab or "all", label, {StateFilter.parameter_name: tab}, capped(count, MOST_COUNTED))
+            for (tab, label), count in zip(TABS.items(), counts, strict=True)
+        ]
+
+    def newer_url(self, request: HttpRequest, cl: KeysetChangeList) -> str:
+        """Return where a page asks how many incidents have come to its tab since."""
+        if cl.query:
+            return ""
+        kept = {name: value for name, value in request.GET.items() if self.lookup_allowed(name, str(value), request)}
+        return f"{self.url('newer')}?{urlencode({**kept, SINCE: int(timezone.now().timestamp() * 1_000)})}"
+
+    def newer_view(self, request: HttpRequest) -> HttpResponse:
+        """Answer how many incidents of a tab were opened, or came back, after a page of it was made."""
+        self.require_list(request)
+        since = request.GET.get(SINCE, "")
+        if re.fullmatch(r"[0-9]{1,14}", since, re.ASCII) is None:
+            raise NotAListParameter("no such time")
+        first = first_id_of(int(since))
+        cl: Any = self.get_changelist_instance(request)
+        rows = next(spec for spec in cl.filter_specs if isinstance(spec, StateFilter)).queryset(
+            request, self.filtered(request, cl)
+        )
+        came_back = rows.filter(id__lt=first, state=IncidentState.OPEN).exclude(reopened_reason="")
+        came_back = came_back.filter(opened_at__gte=datetime.fromtimestamp(int(since) / 1_000, UTC))
+        newer = capped(sum(capped_counts([rows.filter(id__gte=first), came_back], MOST_NEWER)), MOST_NEWER)
+        answer = JsonResponse({"newer": 0 if newer == "0" else newer})
+        answer["ETag"] = f'"{newer}"'
+        if request.headers.get("If-None-Match") == answer["ETag"]:
+            return HttpResponseNotModified(headers={"ETag": answer["ETag"]})
+        return answer
 
     # -- page ----------------------------------------------------------------------------------------------------------
 
     def visible(self, request: HttpRequest, incident_id: UUID) -> Incident:
         """Return an incident that this operator may see; raises ``Http404``, audited."""
-        scope = Incident.objects.scope(incident_id)
-        require_readable(operator_of(request), Action.INSPECT, scope)
-        return Incident.objects.get(id=incident_id)
+        found: Incident | None = Incident.objects.filter(id=incident_id).first()
+        require_readable(operator_of(request), Action.INSPECT, None if found is None else found.resource)
+        return cast(Incident, found)
 
     def page_view(self, request: HttpRequest, object_id: UUID) -> HttpResponse:
         """Answer with everything that is known about one incident."""
@@ -359,6 +475,8 @@ class IncidentAdmin(OperatorAdmin):
             incident=incident,
             name=incident_name(incident),
             state=state_words(incident),
+            # It begins with the title, which stands above it.
+            summary=incident.summary.removeprefix(f"{incident.title}.").strip(),
             buttons=self.buttons(incident, may, by),
             hidden=seen(incident),
             key=str(new_id()),
@@ -405,21 +523,22 @@ class IncidentAdmin(OperatorAdmin):
 
     def timeline(self, incident: Incident) -> list[TimelineLine]:
         """Return what people and the system did to it, newest first; the app above adds what was done to its jobs."""
-        events = AuditEvent.objects.filter(
-            target_type="incident", target_id=str(incident.id), verdict=Verdict.ALLOWED
-        ).exclude(action__in=self.told_otherwise)
+        events = AuditEvent.objects.filter(target_type="incident", target_id=str(incident.id), verdict=Verdict.ALLOWED)
         return [
             TimelineLine(
                 at=event.at,
                 who=event.operator_name,
                 what=AUDIT_WORDS.get(event.action, event.action),
                 detail=event.reason or _why(event),
+                action=event.action,
             )
             for event in events.order_by("-at", "-id")[:TIMELINE_ROWS]
         ]
 
     def endings(self, incident: Incident) -> list[Ending]:
         """Return how it was closed before, newest first; how it is closed now stands above."""
+        if incident.episode == 1:
+            return []
         ends = EpisodeEnd.objects.filter(incident=incident)
         if incident.is_resolved:
             ends = ends.exclude(episode=incident.episode)
@@ -541,8 +660,7 @@ class IncidentAdmin(OperatorAdmin):
             else "Close it",
             tone="bad",
             text=(
-                "Their work is not done, and nobody will be reminded. Each can still be retried from its own page. "
-                "A new failure opens the incident again."
+                f"Their work is not done, and nobody will be reminded. {self.undone_words(incident)}"
                 if count
                 else "No job of it waits for a decision. A new failure opens the incident again."
             ),
@@ -560,6 +678,10 @@ class IncidentAdmin(OperatorAdmin):
             is_danger=True,
             key=str(posted.get("idempotency_key", "")) if posted is not None else "",
         )
+
+    def undone_words(self, incident: Incident) -> str:  # noqa: ARG002
+        """Return what becomes of jobs that are left undone; the app above knows them."""
+        return "Each can still be retried from its own page. A new failure opens the incident again."
 
     # -- refusals ------------------------------------------------------------------------------------------------------
 

@@ -145,6 +145,29 @@ class Incident(models.Model):
                 F("id").desc(),
                 name="ops_incident_tenant_worst",
             ),
+            # The other tabs of the list that are a few rows of many, and the one filter beside them that is no state.
+            models.Index(
+                F("severity").desc(),
+                F("last_seen_at").desc(),
+                F("id").desc(),
+                condition=Q(state=IncidentState.OPEN) & ~Q(reopened_reason=""),
+                name="ops_incident_came_back",
+            ),
+            models.Index(
+                F("acknowledged_by"),
+                F("severity").desc(),
+                F("last_seen_at").desc(),
+                F("id").desc(),
+                condition=Q(state=IncidentState.ACKNOWLEDGED),
+                name="ops_incident_held",
+            ),
+            models.Index(
+                F("job_type"),
+                F("severity").desc(),
+                F("last_seen_at").desc(),
+                F("id").desc(),
+                name="ops_incident_of_task",
+            ),
         ]
 
     def __str__(self) -> str:

@@ -9,7 +9,9 @@ from django.db import connections
 
 from grants.querysets import ScopedQuerySet
 from grants.resources import Resource
+from incidents.search import INCIDENT_WORDS
 from opsconsole.core.database import database_now, locked, plain_value
+from opsconsole.core.search import Searchable
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -17,9 +19,10 @@ if TYPE_CHECKING:
     from incidents.models import Incident
 
 
-class IncidentQuerySet(ScopedQuerySet):
+class IncidentQuerySet(Searchable, ScopedQuerySet):
     """Incidents belong to a tenant as a whole: a grant for one actor shows none."""
 
+    text_index = INCIDENT_WORDS
     actor_type_column: ClassVar[str | None] = None
     actor_id_column: ClassVar[str | None] = None
 

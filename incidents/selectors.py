@@ -12,7 +12,10 @@ from grants.operators import Operator
 from grants.reading import authorise_read_of, authorise_scope
 from incidents.errors import IncidentNotFound
 from incidents.models import UNRESOLVED_STATES, EpisodeEnd, Incident, IncidentState, Severity
+from incidents.querysets import IncidentQuerySet
+from incidents.search import search_incidents
 from opsconsole.core.keyset import Page, Source, read_page
+from opsconsole.core.search import asked
 
 SHOWN_EPISODES = 50
 STATES = (*IncidentState.values, "unresolved")
@@ -33,6 +36,7 @@ class IncidentFilter:
     source: str | None = None
     job_type: str | None = None
     holder: str | None = None
+    text: str | None = None
 
     def condition(self, operator: Operator) -> Q:
         """Return the filter as a condition on incidents."""
@@ -63,6 +67,8 @@ def list_incidents(
     """
     authorise_scope(operator, Action.INSPECT, tenant=wanted.tenant)
     rows = Incident.objects.visible_to(operator, Action.INSPECT).filter(wanted.condition(operator))
+    if wanted.text is not None:
+        rows = asked(search_incidents(wanted.text, within=rows, anywhere=rows, by=operator))
     source: Source[Incident] = Source(rows, ("severity", "last_seen_at", "id"))
     return read_page("incidents", [[source]], limit=limit, cursor=cursor)
 
@@ -89,3 +95,16 @@ def episodes_of(incident: Incident) -> list[EpisodeEnd]:
 
 def _named_states(name: str) -> tuple[str, ...]:
     return tuple(str(state) for state in UNRESOLVED_STATES) if name == "unresolved" else (name,)
+
+
+LIGHT = (
+    "id", "number", "tenant", "source", "severity", "state", "title", "job_type", "unresolved_count",
+    "last_seen_at", "acknowledged_by", "acknowledged_by_name", "version",
+)  # fmt: skip
+"""What an overview shows of an incident: no text that may be long."""
+
+
+def unresolved_incidents(incidents: IncidentQuerySet, limit: int) -> tuple[list[Incident], bool]:
+    """Return the worst unresolved ones of ``incidents`` with their kept counts; the second value: there are more."""
+    rows = list(incidents.filter(state__in=UNRESOLVED_STATES).worst_first().only(*LIGHT)[: limit + 1])
+    return rows[:limit], len(rows) > limit

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MODES = ("capture",)
+ATTACHED: list[Attachment] = []
+"""What this process has attached, in order: how a web process knows which brokers there are to ask."""
 _UID = "opsconsole.attach"
 
 
@@ -74,4 +76,5 @@ def install(app: Celery, *, source: str | None = None, mode: str = "capture") ->
         raise ValueError("source has 1 to 100 characters")
     attachment = Attachment(app, source=source)
     attachment.connect()
+    ATTACHED.append(attachment)
     return attachment

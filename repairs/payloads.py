@@ -47,11 +47,12 @@ class Payload:
 
 
 @service
-def read_payload(*, letter_id: UUID, by: Operator) -> Payload:
+def read_payload(*, letter_id: UUID, by: Operator, reason: str = "") -> Payload:
     """Return what a letter's job was called with, once its audit row is committed: without the row no data (B3).
 
-    Raises ``LetterNotFound``, ``AccessDenied`` without ``payloads.read``, ``MessageNotCaptured``, ``MessageTooDeep``
-    or ``MessageSealedWithUnknownKey``.
+    ``reason`` is what the reader gave, up to 500 characters; the row keeps it. Raises ``LetterNotFound``,
+    ``AccessDenied`` without ``payloads.read``, ``MessageNotCaptured``, ``MessageTooDeep`` or
+    ``MessageSealedWithUnknownKey``.
     """
     scope = DeadLetter.objects.scope(letter_id)
     capability = authorise_target(by, Action.PAYLOADS_READ, scope, LetterNotFound())
@@ -65,6 +66,7 @@ def read_payload(*, letter_id: UUID, by: Operator) -> Payload:
         resource=letter.resource,
         capability=capability,
         outcome={"bytes": len(raw.body), "job": letter.job_type},
+        reason=reason,
     )
     content_type, encoding = raw.content_type or "", raw.content_encoding or ""
     decoded = decode_body(raw.body, content_type, encoding)

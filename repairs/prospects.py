@@ -29,6 +29,10 @@ from repairs.services import MOST_LETTERS
 COUNTED = 5_000
 FULLY_CHECKED = 25
 """Jobs whose stored message is opened for a page: each costs a decryption and up to a megabyte."""
+JUDGED = (
+    "id", "state", "outcome_class", "outcome_reason", "message_state", "is_set_aside", "job_type", "queue",
+    "first_seen_at", "chord_id", "error_class", "worker", "release",
+)  # fmt: skip
 
 
 class Prospect(StrEnum):
@@ -94,6 +98,26 @@ class Judged:
 
     tiles: Tiles
     checked: dict[UUID, Checked] | None = None
+    waiting: Sequence[Any] = ()  # the rows that were judged, in no order, with the columns JUDGED
+    found: Sequence[tuple[Prospect, str]] = ()  # of each of these, what a retry would mean, and why
+
+    @property
+    def first_safe(self) -> UUID | None:
+        """The oldest job that is safe to run again and asks nothing, as far as its row tells: the one to try first.
+
+        One of a chord is left out: that the chord's body will not run has to be said before.
+        """
+        safe = [
+            row for row, (prospect, _) in zip(self.waiting, self.found, strict=True) if _asks_nothing(row, prospect)
+        ]
+        return min(safe, key=lambda row: (row.first_seen_at, row.id)).id if safe else None
+
+    @property
+    def asks_nothing(self) -> bool:
+        """Whether every job that waits may simply run again: all are safe, and no more than one request may name."""
+        if not self.waiting or self.tiles.is_capped or len(self.waiting) > MOST_LETTERS:
+            return False
+        return all(_asks_nothing(row, found[0]) for row, found in zip(self.waiting, self.found, strict=True))
 
     def of_letter(self, letter: DeadLetter, served: Served) -> tuple[Prospect, str]:
         """Return what a retry of an open job would mean, and why."""
@@ -116,16 +140,14 @@ def judge_jobs(incident: Incident, served: Served) -> Judged:
     rows = list(
         DeadLetter.objects.filter(
             incident=incident, episode=incident.episode, state__in=(LetterState.OPEN, LetterState.RETRYING)
-        ).values_list(
-            "id", "state", "outcome_class", "outcome_reason", "message_state", "is_set_aside", "job_type", "queue",
-            "first_seen_at", named=True,
-        )[: COUNTED + 1]
-    )  # fmt: skip
+        ).values_list(*JUDGED, named=True)[: COUNTED + 1]
+    )
     waiting = [row for row in rows[:COUNTED] if row.state == LetterState.OPEN]
     checked: dict[UUID, Checked] | None = None
     if len(waiting) <= FULLY_CHECKED and len(rows) <= COUNTED:
         checked = {one.letter.id: one for one in check_letters(waiting, incident, served)}
-        found = [(one.prospect, one.remark) for one in checked.values()]
+        waiting = [row for row in waiting if row.id in checked]
+        found = [(checked[row.id].prospect, checked[row.id].remark) for row in waiting]
     else:
         found = [prospect_of(row, served) for row in waiting]
     reasons: dict[str, Counter[str]] = {}
@@ -137,7 +159,11 @@ def judge_jobs(incident: Incident, served: Served) -> Judged:
         reasons={name: said.most_common(3) for name, said in reasons.items()},
         is_capped=len(rows) > COUNTED,
     )
-    return Judged(tiles=tiles, checked=checked)
+    return Judged(tiles=tiles, checked=checked, waiting=waiting, found=found)
+
+
+def _asks_nothing(row: Any, prospect: Prospect) -> bool:
+    return prospect is Prospect.SAFE and not row.chord_id
 
 
 def prospect_of(row: Any, served: Served) -> tuple[Prospect, str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request, Response, sync_playwright
 
 FLAGS = (
     "--headless",
@@ -18,6 +20,14 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
+AXE = Path(__file__).parent / "vendor" / "axe-core"
+WCAG = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa")
+"""The tags of the rules of WCAG 2.2, levels A and AA."""
+RUN_AXE = """
+axe.run(document, {runOnly: %s, rules: %s, resultTypes: ["violations"]})
+  .then((found) => found.violations.flatMap((rule) =>
+    rule.nodes.map((node) => `${rule.id}: ${node.target}: ${node.html.slice(0, 160)}`)))
+"""
 # Runs in each document before its own scripts; the console names a violation too, but only in some modes of a policy.
 REPORT_VIOLATIONS = """
 document.addEventListener("securitypolicyviolation", (event) => window.reportPolicyViolation(
@@ -74,3 +84,36 @@ def open_page(browser: Browser, base_url: str) -> Iterator[tuple[Page, list[str]
         yield context.new_page(), troubles
     finally:
         context.close()
+
+
+def axe_violations(page: Page, *, without: Sequence[str] = (), only: Sequence[str] = ()) -> list[str]:
+    """Return what axe finds wrong with the page as it stands, a sentence for each element; both name rules.
+
+    The script goes in through the browser's own protocol: the policy of the page would block a tag, and rightly.
+    """
+    session = page.context.new_cdp_session(page)
+    try:
+        if not page.evaluate("'axe' in window"):
+            session.send("Runtime.evaluate", {"expression": (AXE / "axe.min.js").read_text()})
+        rules = {name: {"enabled": False} for name in without}
+        chosen = {"type": "rule", "values": only} if only else {"type": "tag", "values": WCAG}
+        run = RUN_AXE % (json.dumps(chosen), json.dumps(rules))
+        answer = session.send("Runtime.evaluate", {"expression": run, "awaitPromise": True, "returnByValue": True})
+    finally:
+        session.detach()
+    assert "exceptionDetails" not in answer, answer
+    found: list[str] = answer["result"]["value"]
+    return found
+
+
+def visit(page: Page, path: str) -> Response | None:
+    """Go there; None for what is no page, but a file, a number or a part of one."""
+    try:
+        answer = page.goto(path)
+    except Error as error:
+        if "Download is starting" in error.message:
+            return None
+        raise
+    assert answer is not None
+    is_html = answer.headers.get("content-type", "").startswith("text/html")
+    return answer if is_html and "<html" in answer.text() else None

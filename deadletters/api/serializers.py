@@ -8,9 +8,10 @@ from rest_framework import serializers
 
 from deadletters.models import DeadLetter
 from deadletters.outcome import OutcomeClass
+from deadletters.search import HELP
 from deadletters.selectors import ORDERINGS, STATES
 from incidents.models import IncidentState
-from opsconsole.core.rest import Choices, Moment, PageQuery
+from opsconsole.core.rest import Choices, Moment, PageQuery, SearchText
 from opsconsole.core.safe_text import safe_text
 
 OUTCOMES = [outcome.value for outcome in OutcomeClass]
@@ -41,6 +42,7 @@ class LetterListQuery(LetterPageQuery):
     actor_id = serializers.CharField(required=False, max_length=200)
     seen_after = Moment(required=False, help_text="Last seen at this time or later.")
     seen_before = Moment(required=False, help_text="Last seen before this time.")
+    text = SearchText(HELP)
 
 
 class LetterIncidentSerializer(serializers.Serializer[Any]):

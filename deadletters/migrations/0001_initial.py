@@ -240,7 +240,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name='deadletter',
-            index=models.Index(models.F('task_id'), name='ops_letter_task_id'),
+            index=models.Index(fields=['task_id'], name='ops_letter_task_id', opclasses=['varchar_pattern_ops']),
         ),
         migrations.AddIndex(
             model_name='deadletter',

@@ -7,8 +7,19 @@ from typing import Any
 from rest_framework import serializers
 
 from incidents.models import Incident, IncidentState, Severity
+from incidents.search import HELP
 from incidents.selectors import SEVERITIES, STATES
-from opsconsole.core.rest import BodySerializer, Choices, Document, Flag, Moment, PageQuery, Text, WholeNumber
+from opsconsole.core.rest import (
+    BodySerializer,
+    Choices,
+    Document,
+    Flag,
+    Moment,
+    PageQuery,
+    SearchText,
+    Text,
+    WholeNumber,
+)
 
 
 class IncidentListQuery(PageQuery):
@@ -20,6 +31,7 @@ class IncidentListQuery(PageQuery):
     holder = serializers.CharField(
         required=False, max_length=200, help_text="`me`, a name, or a reference such as `person:5`."
     )
+    text = SearchText(HELP)
 
 
 class IncidentSerializer(serializers.Serializer[Any]):

@@ -46,6 +46,7 @@ class IncidentList(OpsView):
             source=call["source"],
             job_type=call["job_type"],
             holder=call["holder"],
+            text=call["text"],
         )
         page = selectors.list_incidents(call.operator, wanted, limit=call["limit"], cursor=call["cursor"])
         return Answer(value=page)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -20,6 +22,23 @@ MOST_NODES = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServedQueue:
+    """A queue that some worker has named in its reports, and how many of those that are alive take from it."""
+
+    source: str
+    name: str
+    consumers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """A release and when the first of its workers started, as far back as workers are remembered."""
+
+    name: str
+    first_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Machinery:
     """What the workers last said of themselves; every time is the database's."""
 
@@ -31,6 +50,20 @@ class Machinery:
     waiting_seconds: int
     dropped: int
     troubles: int
+    silent_since: tuple[tuple[str, datetime], ...] = ()
+    sources: frozenset[str] = frozenset()
+    """Sources of which a worker is alive."""
+    queues: tuple[ServedQueue, ...] = ()
+    releases: tuple[Release, ...] = ()
+    read_at: datetime | None = None
+    """The database's clock when this was read; None if no worker is remembered."""
+    read_monotonic: float = 0.0
+
+    def database_now(self) -> datetime | None:
+        """Return the database's clock now, by this process' count of the seconds since; None where it was not read."""
+        if self.read_at is None:
+            return None
+        return self.read_at + timedelta(seconds=time.monotonic() - self.read_monotonic)
 
     @property
     def is_well(self) -> bool:
@@ -70,21 +103,48 @@ def _read() -> Machinery:
         WorkerNode.objects.filter(seen_at__gte=Now() - REMEMBERED)
         .annotate(now=Now())
         .only(
-            "host", "seen_at", "stopped_at", "captured_at", "journal_bytes", "journal_oldest_seconds", "dropped_count",
-            "trouble",
+            "source", "host", "release", "queues", "seen_at", "started_at", "stopped_at", "captured_at",
+            "journal_bytes", "journal_oldest_seconds", "dropped_count", "trouble",
         )
         .order_by("-seen_at")[:MOST_NODES]
     )  # fmt: skip
     running = [node for node in nodes if node.stopped_at is None]
     now: datetime = getattr(nodes[0], "now", timezone.now()) if nodes else timezone.now()
     alive = [node for node in running if node.seen_at >= now - NODE_IS_GONE_AFTER]
+    silent = [node for node in running if node not in alive]
     return Machinery(
         known=len(running),
         reporting=len(alive),
-        silent=tuple(sorted({node.host for node in running if node not in alive})[:3]),
+        silent=tuple(sorted({node.host for node in silent})[:3]),
         captured_at=max((node.captured_at for node in nodes if node.captured_at), default=None),
         waiting_bytes=sum(node.journal_bytes for node in running),
         waiting_seconds=int(max((node.journal_oldest_seconds for node in running), default=0.0)),
         dropped=sum(node.dropped_count for node in alive),
         troubles=sum(bool(node.trouble) for node in alive),
+        silent_since=tuple((node.host, node.seen_at) for node in silent[:3]),
+        sources=frozenset(node.source for node in alive),
+        queues=_queues(nodes, alive),
+        releases=_releases(nodes),
+        read_at=now if nodes else None,
+        read_monotonic=time.monotonic(),
     )
+
+
+def _queues(nodes: list[WorkerNode], alive: list[WorkerNode]) -> tuple[ServedQueue, ...]:
+    """Return also those of workers that have stopped: what waits there waits for nobody."""
+    consumers: Counter[tuple[str, str]] = Counter()
+    ids = {node.id for node in alive}
+    for node in nodes:
+        for name in json.loads(node.queues):
+            consumers[node.source, name] += node.id in ids
+    return tuple(
+        ServedQueue(source=source, name=name, consumers=number) for (source, name), number in sorted(consumers.items())
+    )
+
+
+def _releases(nodes: list[WorkerNode]) -> tuple[Release, ...]:
+    first: dict[str, datetime] = {}
+    for node in nodes:
+        if node.release:
+            first[node.release] = min(first.get(node.release, node.started_at), node.started_at)
+    return tuple(Release(name=name, first_at=at) for name, at in sorted(first.items(), key=lambda pair: pair[1]))

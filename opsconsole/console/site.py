@@ -5,6 +5,7 @@ It shares no template, no registration and no permission with a host project's a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -16,7 +17,7 @@ from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, URLResolver, include, path, re_path
+from django.urls import URLPattern, URLResolver, include, path, re_path, reverse
 from django.utils.cache import add_never_cache_headers
 from django.views.decorators.csrf import csrf_protect
 
@@ -24,7 +25,11 @@ from deadletters.admin import ADMINS as DEAD_LETTER_ADMINS
 from grants.actions import Action
 from grants.admin import ADMINS as GRANT_ADMINS
 from grants.pages import OperatorAdmin, held_by
+from opsconsole.console.down import DATABASE_DOWN, show_database_down
 from opsconsole.console.machinery import machinery
+from opsconsole.console.overview import live_overview, overview_context
+from opsconsole.console.schedule import schedule_admins
+from opsconsole.core.admin import CONFIGURATION, ON_CALL
 from opsconsole.core.errors import OpsError
 from opsconsole.middleware import named
 from repairs.admin import ADMINS as REPAIR_ADMINS
@@ -47,6 +52,22 @@ POLICY = "; ".join(
 """Error texts and payloads come from outside: whatever slips through as markup must still run and load nothing."""
 
 REFUSED_TITLES = {400: "Not understood", 401: "Not signed in", 403: "Not allowed"}
+
+ENVIRONMENT_TONES = {
+    "red": {"production", "prod", "prd", "live"},
+    "amber": {"staging", "stage", "preproduction", "preprod", "pre", "uat", "qa"},
+    "blue": {"test", "testing", "tests", "ci", "sandbox"},
+    "green": {"development", "dev", "local", "demo"},
+}
+"""The colour of the bar by the words in the environment's name; a name without any of them has a colour of its own."""
+
+
+def environment_tone(name: str) -> str:
+    """Return the colour that says where one is: red is production, and nothing else is red."""
+    words = set(re.split(r"[^a-z0-9]+", name.lower()))
+    if "pre" in words:
+        return "amber"
+    return next((tone for tone, known in ENVIRONMENT_TONES.items() if words & known), "violet")
 
 
 class ConsoleSite(AdminSite):
@@ -80,22 +101,32 @@ class ConsoleSite(AdminSite):
         def inner(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
             request.current_app = self.name
             try:
-                response: HttpResponseBase = guarded(request, *args, **kwargs)
-            except Http404:
-                response = self.show_not_found(request)
-            except OpsError as refusal:
-                response = self.show_refusal(request, refusal)
-            except PermissionDenied:
-                response = self.show_message(request, 403, "Not allowed", "You may not do this.")
-            except SuspiciousOperation:
-                response = self.show_message(
-                    request, 400, "No such list", "The address names something that this page does not offer."
-                )
+                response = self.answer(request, guarded, *args, **kwargs)
+                # Templates ask the database as well, and after this nobody could answer for it.
+                if isinstance(response, TemplateResponse):
+                    response.render()
+            except DATABASE_DOWN:
+                response = show_database_down(request)
             return protect(response)
 
         wrapped: Any = transaction.non_atomic_requests(named(inner))
         wrapped.login_required = False  # sign-in is asked here, with this site's own login page
         return wrapped  # type: ignore[no-any-return]
+
+    def answer(self, request: HttpRequest, guarded: View, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        """Return what a view answers, and its refusals as pages."""
+        try:
+            return guarded(request, *args, **kwargs)
+        except Http404:
+            return self.show_not_found(request)
+        except OpsError as refusal:
+            return self.show_refusal(request, refusal)
+        except PermissionDenied:
+            return self.show_message(request, 403, "Not allowed", "You may not do this.")
+        except SuspiciousOperation:
+            return self.show_message(
+                request, 400, "No such list", "The address names something that this page does not offer."
+            )
 
     def show_not_found(self, request: HttpRequest) -> HttpResponse:
         """Answer alike for what is not there and for what may not be seen: nothing in it depends on the address."""
@@ -120,12 +151,16 @@ class ConsoleSite(AdminSite):
     def each_context(self, request: HttpRequest) -> dict[str, Any]:
         """Return what every page shows: where one is, what one may open, and whether the machinery runs."""
         is_in = self.has_permission(request)
+        environment = str(getattr(settings, "OPSCONSOLE_ENVIRONMENT", ""))
+        menu = self.menu(request) if is_in else []
         return {
             "site_title": self.site_title,
             "site_header": self.site_header,
             "has_permission": is_in,
-            "environment": str(getattr(settings, "OPSCONSOLE_ENVIRONMENT", "")),
-            "menu": self.menu(request) if is_in else [],
+            "environment": environment,
+            "environment_tone": environment_tone(environment) if environment else "",
+            "menu": menu,
+            "menu_groups": self.grouped(request, menu),
             "machinery": machinery() if is_in else None,
             # The line says to everybody whether capture works; which hosts there are is for who may read something.
             "sees_workers": is_in and Action.INSPECT in held_by(request),
@@ -139,17 +174,29 @@ class ConsoleSite(AdminSite):
         for one in admins:
             if one.has_module_permission(request):
                 url = one.url("changelist")
-                entries.append({"label": one.menu_label, "url": url, "is_current": request.path.startswith(url)})
+                entry = {"label": one.menu_label, "url": url, "is_current": request.path.startswith(url)}
+                entries.append({**entry, "group": one.menu_group, "badge": one.menu_badge(request)})
         return entries
+
+    def grouped(self, request: HttpRequest, entries: list[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
+        """Return the entries below their groups, with the overview first; empty for who may open nothing."""
+        if not entries:
+            return []
+        index = reverse("admin:index", current_app=self.name)
+        overview = {"label": "Overview", "url": index, "is_current": request.path == index}
+        groups: dict[str, list[dict[str, Any]]] = {ON_CALL: [overview], CONFIGURATION: []}
+        for entry in entries:
+            groups.setdefault(entry["group"], []).append(entry)
+        return [(name, found) for name, found in groups.items() if found]
 
     def operator_admins(self) -> list[OperatorAdmin]:
         """Return the admins of our own models."""
         return [one for one in self._registry.values() if isinstance(one, OperatorAdmin)]
 
     def index(self, request: HttpRequest, extra_context: Any = None) -> TemplateResponse:
-        """Answer with the front page."""
-        context = {**self.each_context(request), "title": "Operations", **(extra_context or {})}
-        return TemplateResponse(request, "ops/index.html", context)
+        """Answer with the overview."""
+        context = {**self.each_context(request), "title": "Overview", **overview_context(request)}
+        return TemplateResponse(request, "ops/index.html", {**context, **(extra_context or {})})
 
     def logout(self, request: HttpRequest, extra_context: Any = None) -> Any:
         """Log out by POST; a GET shows the button, for pages that can't hold a form."""
@@ -165,6 +212,7 @@ class ConsoleSite(AdminSite):
         """Return the console's addresses; Django's popups, look-ups and histories are not among them."""
         urls: list[URLPattern | URLResolver] = [
             path("", self.view(self.index), name="index"),
+            path("live/overview/", self.view(live_overview), name="live_overview"),
             path("login/", self.view(self.login, is_public=True), name="login"),
             path("logout/", self.view(self.logout), name="logout"),
             path("password_change/", self.view(self.password_change), name="password_change"),
@@ -186,7 +234,7 @@ def protect(response: HttpResponseBase) -> HttpResponseBase:
 def make_site(name: str = "opsconsole") -> ConsoleSite:
     """Return a console with every list of ours; the most derived admin of a model is the one that is registered."""
     made = ConsoleSite(name)
-    for model, admin_class in {**GRANT_ADMINS, **DEAD_LETTER_ADMINS, **REPAIR_ADMINS}.items():
+    for model, admin_class in {**GRANT_ADMINS, **DEAD_LETTER_ADMINS, **REPAIR_ADMINS, **schedule_admins()}.items():
         made.register(model, admin_class)
     return made
 

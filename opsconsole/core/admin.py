@@ -6,9 +6,11 @@ several tenants each of these is too slow or tells too much. Here a list is one 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import urlencode
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
@@ -28,8 +30,14 @@ else:
     ListFilter = admin.SimpleListFilter
 
 CURSOR = "cursor"
+NO_FILTERS = (CURSOR, "q", "e", "p")
+"""Parameters of a list that say where and what to search, not which rows there are."""
 LONGEST_TEXT = 20_000
 """Characters of one value that a page shows; a longer one is cut there and offered as a file."""
+MOST_COUNTED = 1_000
+"""Rows that a tab counts; beyond it says "1,000+"."""
+ON_CALL, CONFIGURATION = "On call", "Configuration"
+"""The groups of the menu, in their order; an admin may name another one, which comes after them."""
 
 
 class NotAListParameter(SuspiciousOperation):
@@ -44,6 +52,74 @@ def keyset_page(queryset: QuerySet[Any], keys: Sequence[str], cursor: str, size:
     """
     source: Source[Any] = Source(queryset, tuple(key.removeprefix("-") for key in keys))
     return read_page(queryset.model._meta.label_lower, [[source]], limit=size, cursor=cursor or None)
+
+
+def capped_count(queryset: QuerySet[Any]) -> str:
+    """Return how many rows there are, "1,000+" for more than that: by LIMIT, as a COUNT would read them all."""
+    found = len(queryset.order_by().values_list("pk", flat=True)[: MOST_COUNTED + 1])
+    return f"{MOST_COUNTED:,}+" if found > MOST_COUNTED else f"{found:,}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pill:
+    """A word on a coloured ground. ``kind`` is the rest of its class: ``good``, ``severity-high``, ``state-taken``."""
+
+    text: str
+    kind: str = "grey"
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """What stands in one cell of a list, from top to bottom; each part is text, and an empty one is left out.
+
+    ``lines`` are (tone, text) with the tones good, warn, bad and grey. ``at`` is shown as how long ago it was.
+    """
+
+    main: str = ""
+    url: str = ""
+    at: datetime | None = None
+    pills: Sequence[Pill] = ()
+    lines: Sequence[tuple[str, str]] = ()
+    second: str = ""
+
+    def __str__(self) -> str:
+        parts = [self.main, ago(self.at), *map(str, self.pills), *(text for _tone, text in self.lines), self.second]
+        return " ".join(part for part in parts if part)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """The head of a column, and the class of its cells."""
+
+    label: str
+    css: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tab:
+    """A saved view of a list as the page shows it."""
+
+    key: str
+    label: str
+    url: str
+    count: str
+    is_current: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropDown:
+    """A filter as the page shows it: ``chosen`` is "" while it lets everything through."""
+
+    title: str
+    chosen: str
+    choices: Sequence[Mapping[str, Any]]
+
+
+TabSpec = tuple[str, str, Mapping[str, str], "int | str | None"]
+"""(key, label, parameters of the list, how many rows: a number, a capped one such as "1,000+", or None)."""
 
 
 class KeysetChangeList(ChangeList):
@@ -162,14 +238,19 @@ class TextFilter(ListFilter):
 class KeysetAdmin(ModelAdmin):
     """A read-only list of rows; what changes them are buttons that call services.
 
-    ``columns`` names methods of the admin, each taking a row. ``keyset`` is the order and the key of a page.
+    ``columns`` names methods of the admin, each taking a row and returning text or a ``Cell``. ``keyset`` is the order
+    and the key of a page.
     """
 
     keyset: ClassVar[tuple[str, ...]] = ("-id",)
     columns: ClassVar[tuple[str, ...]] = ()
+    column_classes: ClassVar[Mapping[str, str]] = {}
+    """Classes of cells by the column's name: ``ops-num`` for numbers; on a phone ``ops-wide`` takes the whole line, and
+    ``ops-bare`` leaves out the name."""
     slug: ClassVar[str] = ""
     """The part of the address that stands for this model."""
     menu_label: ClassVar[str] = ""
+    menu_group: ClassVar[str] = ON_CALL
     list_title: ClassVar[str] = ""
     list_note: ClassVar[str] = ""
     search_label: ClassVar[str] = ""
@@ -211,20 +292,73 @@ class KeysetAdmin(ModelAdmin):
         """Return the address of a row's page, "" if it has none."""
         return ""
 
+    def menu_badge(self, request: HttpRequest) -> str:  # noqa: ARG002
+        """Return the short text beside the menu's entry, "" for none; every page asks, so it has to cost nothing."""
+        return ""
+
+    def list_tabs(self, request: HttpRequest) -> Sequence[TabSpec]:  # noqa: ARG002
+        """Return the saved views of this list; the first one shows while the address names none of their filters."""
+        return ()
+
+    def newer_url(self, request: HttpRequest, cl: KeysetChangeList) -> str:  # noqa: ARG002
+        """Return the address that says how many rows came since this page was made, "" if there is none.
+
+        It answers ``{"newer": 2}`` with an ``ETag``, and 304 while nothing has changed. The page asks it now and then
+        and offers to refresh; it never moves a row by itself.
+        """
+        return ""
+
+    def list_links(self, request: HttpRequest, cl: KeysetChangeList) -> Sequence[tuple[str, str]]:  # noqa: ARG002
+        """Return (label, address) of what this list can be taken away as, with its filters."""
+        return ()
+
+    def tabs(self, request: HttpRequest) -> list[Tab]:
+        """Return the saved views as links that keep every filter but their own."""
+        specs = self.list_tabs(request)
+        own = {name for _key, _label, params, _count in specs for name in params}
+        chosen = {name: value for name, value in _pairs(request.GET) if name in own}
+        kept = [(name, value) for name, value in _pairs(request.GET) if name not in {*own, *NO_FILTERS}]
+        return [
+            Tab(
+                key=key,
+                label=label,
+                url=f"?{urlencode([*params.items(), *kept])}",
+                count=thousands(count) if isinstance(count, int) else count or "",
+                is_current=dict(params) == chosen or (place == 0 and not chosen),
+            )
+            for place, (key, label, params, count) in enumerate(specs)
+        ]
+
     def list_context(self, request: HttpRequest, cl: KeysetChangeList) -> dict[str, Any]:
         """Return what the list's template shows."""
         heads = [getattr(getattr(self, name), "short_description", name) for name in self.columns]
-        hidden = [(name, value) for name, value in _pairs(request.GET) if name not in (CURSOR, "q", "e", "p")]
+        pairs = list(_pairs(request.GET))
+        hidden = [(name, value) for name, value in pairs if name not in NO_FILTERS]
         specs: list[Any] = list(cl.filter_specs)
         typed = {str(spec.parameter_name) for spec in specs if getattr(spec, "is_typed", False)}
+        columns = [
+            Column(label=label, css=self.column_classes.get(name, ""))
+            for name, label in zip(self.columns, heads, strict=True)
+        ]
+        rows = [(row, self.row_url(row), [getattr(self, name)(row) for name in self.columns]) for row in cl.result_list]
+        link_filters = [(s, list(s.choices(cl))) for s in cl.filter_specs if not getattr(s, "is_typed", False)]
+        drop_downs = [_drop_down(spec, choices) for spec, choices in link_filters]
         return {
             "title": self.list_title,
             "cl": cl,
             "heads": heads,
-            "rows": [
-                (row, self.row_url(row), [getattr(self, name)(row) for name in self.columns]) for row in cl.result_list
-            ],
-            "link_filters": [(s, list(s.choices(cl))) for s in cl.filter_specs if not getattr(s, "is_typed", False)],
+            "rows": rows,
+            "columns": columns,
+            "table": [(row, url, _with_columns(columns, cells)) for row, url, cells in rows],
+            "tabs": self.tabs(request),
+            "newer_url": self.newer_url(request, cl),
+            "list_links": self.list_links(request, cl),
+            "as_of": timezone.now(),
+            "link_filters": link_filters,
+            "drop_downs": drop_downs,
+            "filters_on": sum(bool(one.chosen) for one in drop_downs)
+            + len(typed & {name for name, value in pairs if value}),
+            "is_filtered": bool(hidden),
             "typed_filters": [spec for spec in cl.filter_specs if getattr(spec, "is_typed", False)],
             "kept": [(name, value) for name, value in hidden if name not in typed],
             "search_label": self.search_label,
@@ -241,6 +375,17 @@ class KeysetAdmin(ModelAdmin):
         cl: Any = self.get_changelist_instance(request)
         context = {**self.admin_site.each_context(request), **self.list_context(request, cl)}
         return TemplateResponse(request, self.list_template, context)
+
+
+def _with_columns(columns: Sequence[Column], cells: Sequence[Any]) -> list[tuple[Column, Any, bool]]:
+    """Return each cell with its column and whether it is plain text, which the template need not take apart."""
+    return [(column, cell, not isinstance(cell, Cell)) for column, cell in zip(columns, cells, strict=True)]
+
+
+def _drop_down(spec: Any, choices: Sequence[Mapping[str, Any]]) -> DropDown:
+    all_label = getattr(spec, "all_label", ChoiceFilter.all_label)
+    chosen = next((str(one["display"]) for one in choices if one["selected"]), "")
+    return DropDown(title=str(spec.title), chosen="" if chosen == all_label else chosen, choices=choices)
 
 
 def _pairs(data: QueryDict) -> Iterable[tuple[str, str]]:

@@ -20,6 +20,7 @@ from uuid import UUID
 from django.db.models import BooleanField, F, Func, QuerySet, Value
 
 from opsconsole.core.problems import FieldError, InvalidFields
+from opsconsole.core.search import Searchable
 
 T = TypeVar("T")
 Key: TypeAlias = tuple[Any, ...]
@@ -40,9 +41,9 @@ class Source(Generic[T]):
             fields = [self.rows.model._meta.get_field(name) for name in self.columns]
             values = [Value(value, output_field=field) for value, field in zip(bound, fields, strict=True)]
             rows = rows.filter(RowComparison(self.columns, tuple(values), ">" if backwards else "<"))
+        taken = rows.first_rows(count) if isinstance(rows, Searchable) else rows[:count]
         return [
-            (tuple(getattr(row, name) for name in self.columns), self.show(row) if self.show else row)
-            for row in rows[:count]
+            (tuple(getattr(row, name) for name in self.columns), self.show(row) if self.show else row) for row in taken
         ]
 
 

@@ -29,6 +29,7 @@ from opsconsole.core.problems import (
     InvalidFields,
     field_errors,
 )
+from opsconsole.core.search import LONGEST, MEANING
 
 API_NAMESPACE = "opsconsole-api"
 NEVER = -1
@@ -185,6 +186,13 @@ class PageQuery(QuerySerializer):
 
     cursor = serializers.CharField(required=False, max_length=500, help_text="As `next` or `previous` gave it.")
     limit = serializers.IntegerField(required=False, default=50, min_value=1, max_value=100)
+
+
+class SearchText(serializers.CharField):
+    """What a list is searched for."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(required=False, max_length=LONGEST, help_text=f"Search: {what}. {MEANING}")
 
 
 def parse_query(serializer_class: type[QuerySerializer], query: QueryDict) -> dict[str, Any]:

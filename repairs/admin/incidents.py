@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, cast
+from urllib.parse import urlencode
 from uuid import UUID
 
-from django.contrib import messages
+from django.contrib import admin, messages
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 
-from deadletters.admin import HEAVY, OUTCOME_TONES, OUTCOME_WORDS, letter_name, letter_words
+from deadletters.admin import OUTCOME_TONES, OUTCOME_WORDS, job_context, letter_name, letter_words
 from deadletters.journal.events import MessageState
 from deadletters.models import DeadLetter, LetterState
+from deadletters.selectors import failures_per_hour, open_jobs_of
 from grants.actions import Action
 from grants.operators import Operator
-from grants.pages import Allowed, Confirmation, Section, operator_of, posted_ids, posted_key, require
+from grants.pages import Allowed, Confirmation, Section, allowed, operator_of, posted_ids, posted_key, require
 from incidents.admin import (
     TIMELINE_ROWS,
     Button,
@@ -25,38 +27,59 @@ from incidents.admin import (
     IncidentAdmin,
     TimelineLine,
     incident_name,
+    posted_number,
     seen,
     with_version,
 )
-from incidents.errors import IncidentChanged, IncidentNotFound
+from incidents.errors import IncidentNotFound
 from incidents.models import Incident
-from opsconsole.core.admin import CURSOR, NotAListParameter, again, keyset_page, thousands
+from opsconsole.core.admin import (
+    CURSOR,
+    Cell,
+    KeysetChangeList,
+    NotAListParameter,
+    again,
+    keyset_page,
+    thousands,
+    when,
+)
 from opsconsole.core.database import database_now
 from opsconsole.core.errors import OpsError
+from repairs.admin.bars import Breakdown, breakdown, hour_chart
+from repairs.admin.copying import as_curl, as_text
 from repairs.admin.words import (
     ACTION_WORDS,
     LEAVE,
     RetryForm,
+    automatic_retries,
     deed_words,
     held_by_another,
     in_words,
+    is_held_by_another,
     letter_url,
     renewed_after,
     repair_rows,
     sections_for,
 )
-from repairs.errors import JobOvertaken, LetterNotFound, MessageExpired, SelectionInvalid, TooMany
+from repairs.errors import (
+    JobOvertaken,
+    LetterNotFound,
+    MessageExpired,
+    SelectionDrifted,
+    SelectionInvalid,
+    TooMany,
+)
 from repairs.models import ActionState, ActionType, ProviderAnswer, RepairAction
 from repairs.prospects import (
     Checked,
     Judged,
     Prospect,
     Selection,
-    Tiles,
     check_letters,
     first_to_retry,
     judge_jobs,
     latest_retry,
+    prospect_of,
     select_open,
 )
 from repairs.refusals import Served
@@ -65,12 +88,35 @@ from repairs.services import (
     INCIDENT_RETRIED,
     MOST_LETTERS,
     BatchMutation,
+    LetterResult,
+    LettersClosed,
     close_letter_as_done,
+    close_letters_as_done,
     retry_incident,
     retry_letter,
 )
 
-LETTERS_SHOWN = 25
+LETTERS_SHOWN = 10
+SAMPLED = 5
+"""Jobs of each kind that the confirmation of retrying all names; their page lists them all."""
+LONGEST_AGE = timedelta(days=36_500)
+"""An age beyond which a policy's limit is none, and could not be added to a date."""
+BROKEN_DOWN_BY = {
+    "queue": ("Queue", "queue"),
+    "error": ("Newest error", "error_class"),
+    "release": ("Release", "release"),
+    "worker": ("Worker", "worker"),
+}
+"""By what the jobs of an incident are told apart: the name in the address, its title, the letter's column."""
+JOBS_LOOKED_AT = 200
+"""Open jobs of each incident of the list whose outcome is told."""
+OUTCOME_LINES = (
+    (Prospect.SAFE, "good", "safe"),
+    (Prospect.AMBIGUOUS, "warn", "may have happened"),
+    (Prospect.NOT_DECLARED, "grey", "not declared"),
+    (Prospect.BLOCKED, "grey", "can't be retried"),
+)
+NOT_ON_THE_PAGE = ("call_site", "trace_id", "sentry_id")
 REPAIRS_SHOWN = 20
 SHOWN = {
     "decision": "Failed jobs needing a decision",
@@ -86,12 +132,53 @@ SHOWN = {
 class RepairableIncidentAdmin(IncidentAdmin):
     """The incident as the console registers it."""
 
-    told_otherwise = (INCIDENT_RETRIED,)
     pages = (
         *IncidentAdmin.pages,
         ("retry_one", "<uuid:object_id>/retry-one/", "retry_one_view"),
         ("retry_all", "<uuid:object_id>/retry/", "retry_all_view"),
     )
+
+    columns = ("number", "severity", "state", "what", "unresolved", "outcome", "last", "holder")
+
+    # -- list ----------------------------------------------------------------------------------------------------------
+
+    def list_context(self, request: HttpRequest, cl: KeysetChangeList) -> dict[str, Any]:
+        """Look at the open jobs of what is listed before the rows are told."""
+        rows = list(cl.result_list)
+        now = database_now()
+        sources = {one.source for one in rows}
+        served = {source: Served.by(source, now) for source in {one.source for one in rows if not one.is_resolved}}
+        for one in rows:
+            cast(Any, one).tells_source = len(sources) > 1
+        for incident_id, found in open_jobs_of(rows, JOBS_LOOKED_AT).items():
+            row: Any = next(one for one in rows if one.id == incident_id)
+            row.open_jobs = found
+            row.prospects = Counter(prospect_of(job, served[row.source])[0] for job in found.rows)
+        return super().list_context(request, cl)
+
+    def what_parts(self, row: Incident) -> list[str]:
+        """Name the queue as well, where the open jobs have one, and the source only where there are several."""
+        jobs = getattr(row, "open_jobs", None)
+        queues = sorted({job.queue for job in jobs.rows if job.queue}) if jobs is not None else []
+        told = f"queue {queues[0]}" if len(queues) == 1 else f"{len(queues)} queues"
+        source = [row.source] if getattr(row, "tells_source", True) else []
+        return [row.job_type, *([told] if queues else []), row.tenant, *source]
+
+    @admin.display(description="Outcome of those jobs")
+    def outcome(self, row: Incident) -> Cell:
+        jobs = getattr(row, "open_jobs", None)
+        if jobs is None:
+            return Cell()
+        counted: Counter[Prospect] = cast(Any, row).prospects
+        lines = [
+            (tone, f"{thousands(counted[prospect])} {words}")
+            for prospect, tone, words in OUTCOME_LINES
+            if counted[prospect]
+        ]
+        awaiting = row.unresolved_count - len(jobs.rows)
+        if awaiting > 0 and not jobs.is_capped:
+            lines.append(("grey", f"{thousands(awaiting)} awaiting result"))
+        return Cell(lines=lines, second=f"of the first {thousands(JOBS_LOOKED_AT)}" if jobs.is_capped else "")
 
     # -- page ----------------------------------------------------------------------------------------------------------
 
@@ -103,19 +190,10 @@ class RepairableIncidentAdmin(IncidentAdmin):
         """Add what is known of the incident's jobs and their repairs."""
         by = operator_of(request)
         context = super().incident_context(request, incident)
-        served = Served.by(incident.source, database_now())
+        now = database_now()
+        served = Served.by(incident.source, now)
         judged = judge_jobs(incident, served)
         counted = judged.tiles
-        latest = None if incident.is_resolved else latest_retry(incident)
-        self.add_repair_buttons(context["buttons"], incident, context["may"], counted, latest)
-        shown = request.GET.get("show", "all" if incident.is_resolved else "decision")
-        if shown not in SHOWN:
-            raise NotAListParameter("no such set of jobs")
-        letters = DeadLetter.objects.filter(incident=incident).visible_to(by, Action.INSPECT)
-        page = keyset_page(
-            _shown(letters, incident, shown, judged, served).defer(*HEAVY), ("-last_seen_at", "-id"),
-            request.GET.get(CURSOR, ""), LETTERS_SHOWN,
-        )  # fmt: skip
         repairs = list(
             RepairAction.objects.filter(incident=incident)
             .visible_to(by, Action.INSPECT)
@@ -123,18 +201,38 @@ class RepairableIncidentAdmin(IncidentAdmin):
             .defer("letter__payload_preview", "letter__error_text")
             .newest_first()[: REPAIRS_SHOWN + 1]
         )
-        is_awaited = DeadLetter.objects.filter(incident=incident, state=LetterState.RETRYING).exists()
-        can_be_retried_alone = (
-            incident.is_resolved
-            and DeadLetter.objects.filter(incident=incident, state=LetterState.OPEN)
-            .filter(message_state=MessageState.FULL.value)
-            .exists()
-        )
+        latest = None if incident.is_resolved else _latest_retry(incident, repairs)
+        first = self.first_to_send(incident, judged, served, by=by)
+        self.add_repair_buttons(context["buttons"], incident, context["may"], judged, latest, first=first, by=by)
+        hidden = {**context["hidden"], "expected": str(len(judged.waiting))}
+        if first is not None:
+            hidden["letter"] = str(first.id)
+        shown = request.GET.get("show", "all" if incident.is_resolved else "decision")
+        if shown not in SHOWN:
+            raise NotAListParameter("no such set of jobs")
+        only = _chosen_values(request)
+        place = {"show": shown, **only}
+        here = {CURSOR: request.GET[CURSOR]} if request.GET.get(CURSOR) else {}
+        letters = DeadLetter.objects.filter(incident=incident).visible_to(by, Action.INSPECT)
+        listed = _shown(letters, incident, shown, judged, served).defer(*NOT_ON_THE_PAGE)
+        page = keyset_page(
+            listed.filter(**{BROKEN_DOWN_BY[name][1]: value for name, value in only.items()}),
+            ("-last_seen_at", "-id"), request.GET.get(CURSOR, ""), LETTERS_SHOWN,
+        )  # fmt: skip
+        is_awaited, can_be_retried_alone = counted.awaiting > 0, False
+        if incident.is_resolved:
+            of_it = DeadLetter.objects.filter(incident=incident)
+            is_awaited = of_it.filter(state=LetterState.RETRYING).exists()
+            can_be_retried_alone = of_it.filter(state=LetterState.OPEN, message_state=MessageState.FULL.value).exists()
         site = self.admin_site.name
         return {
             **context,
-            "newest": letters.newest_first().first(),
+            **self.focus_context(request, incident, letters, page.rows, repairs, judged, served),
+            "hidden": hidden,
+            "timeline": self.with_deeds(context["timeline"], incident, repairs),
             "tiles": counted,
+            "breakdowns": _breakdowns(judged),
+            "looked_at": len(judged.waiting),
             "shown": shown,
             "shown_words": SHOWN[shown],
             "letters": [
@@ -143,13 +241,16 @@ class RepairableIncidentAdmin(IncidentAdmin):
                     "name": letter_name(one),
                     "url": letter_url(one.id, site=site),
                     "state": letter_words(one, incident),
+                    "error": one.error_class.rpartition(".")[2],
+                    "look": f"?{urlencode({**place, **here, 'job': one.id})}#job",
                     **_if_run_again(one, judged, served),
                 }
                 for one in page.rows
             ],
-            "letters_next": f"?show={shown}&{CURSOR}={page.next}" if page.next else "",
-            "letters_previous": f"?show={shown}&{CURSOR}={page.previous}" if page.previous else "",
-            "letters_first": f"?show={shown}" if request.GET.get(CURSOR) else "",
+            "letters_next": f"?{urlencode({**place, CURSOR: page.next})}" if page.next else "",
+            "letters_previous": f"?{urlencode({**place, CURSOR: page.previous})}" if page.previous else "",
+            "letters_first": f"?{urlencode(place)}" if here else "",
+            "only": [(BROKEN_DOWN_BY[name][0].lower(), value or "not known") for name, value in only.items()],
             "repairs": repair_rows(repairs[:REPAIRS_SHOWN], site=site),
             "all_repairs": self.repairs_url(incident) if len(repairs) > REPAIRS_SHOWN else "",
             "renew": renewed_after(repairs[0].planned_at if repairs else None) if is_awaited else 0,
@@ -157,12 +258,77 @@ class RepairableIncidentAdmin(IncidentAdmin):
             "no_worker_seen": not served.has_nodes,
             "policy": served.policies.for_task(incident.job_type),
             "latest": latest,
+            "chart": _chart(incident, now),
+            "as_text": as_text(request, incident, counted, by=by, now=now),
+            "as_curl": as_curl(request, incident, counted.waiting),
         }
 
+    def focus_context(
+        self,
+        request: HttpRequest,
+        incident: Incident,
+        letters: Any,
+        listed: Sequence[DeadLetter],
+        repairs: Sequence[RepairAction],
+        judged: Judged,
+        served: Served,
+    ) -> dict[str, Any]:
+        """Return what is shown of one job of it: the chosen one, else the first that is listed, else the newest."""
+        ids, _bad = posted_ids([request.GET.get("job", "")])
+        chosen = next((one for one in listed if one.id in ids), None)
+        if chosen is None and ids:
+            chosen = letters.filter(id=ids[0]).first()
+        if chosen is None:
+            chosen = listed[0] if listed else letters.newest_first().first()
+        if chosen is None:
+            return {"focus": None}
+        if len(repairs) <= REPAIRS_SHOWN:
+            of_it = [action for action in repairs if action.letter_id == chosen.id]
+        else:
+            of_it = list(
+                RepairAction.objects.filter(letter=chosen).select_related("letter").newest_first()[:REPAIRS_SHOWN]
+            )
+        by, site = operator_of(request), self.admin_site.name
+        may = allowed(by, chosen.resource, [Action.PAYLOADS_READ])
+        return {
+            "focus": job_context(chosen, {chosen.task_id, *(one.new_task_id for one in of_it)}, site=site),
+            "focus_name": letter_name(chosen),
+            "focus_url": letter_url(chosen.id, site=site),
+            "focus_state": letter_words(chosen, incident),
+            "focus_words": _if_run_again(chosen, judged, served),
+            "focus_repairs": repair_rows(of_it[::-1], site=site),
+            "reveal": reveal_of(chosen, may, site=site),
+        }
+
+    def first_to_send(self, incident: Incident, judged: Judged, served: Served, *, by: Operator) -> DeadLetter | None:
+        """Return the job that a click may try at once: safe, with no question about it or about who has the incident.
+
+        The rows of many jobs don't tell what their messages do, so the one that was chosen is looked at to the end.
+        """
+        letter_id = judged.first_safe
+        if letter_id is None or is_held_by_another(incident, by):
+            return None
+        if judged.checked is not None:
+            return judged.checked[letter_id].letter
+        checked = check_letters([row for row in judged.waiting if row.id == letter_id], incident, served)
+        return next((one.letter for one in checked if one.prospect is Prospect.SAFE), None)
+
     def add_repair_buttons(
-        self, buttons: Buttons, incident: Incident, may: Allowed, counted: Tiles, latest: RepairAction | None
+        self,
+        buttons: Buttons,
+        incident: Incident,
+        may: Allowed,
+        judged: Judged,
+        latest: RepairAction | None,
+        *,
+        first: DeadLetter | None,
+        by: Operator,
     ) -> None:
-        """Add the retries; what is primary is the next step: take it, one first, and all once that one succeeded."""
+        """Add the retries; what is primary is the next step: take it, one first, and all once that one succeeded.
+
+        A button whose job asks nothing acts at once; the others, whose label ends in an ellipsis, ask first.
+        """
+        counted = judged.tiles
         if incident.is_resolved or not counted.retriable:
             return
         count = f"{thousands(counted.retriable)}{'+' if counted.is_capped else ''}"
@@ -173,19 +339,23 @@ class RepairableIncidentAdmin(IncidentAdmin):
         is_alone = counted.retriable == 1
         has_succeeded = latest is not None and latest.state == ActionState.SUCCEEDED
         is_awaited = counted.awaiting > 0
+        label = "Retry it" if is_alone else "Retry 1 first"
         buttons.bar.append(
             Button(
-                label="Retry it…" if is_alone else "Retry 1 first…",
+                label=label if first is not None else f"{label}…",
                 url=self.url("retry_one", incident.id),
                 is_primary=is_taken and not is_awaited and (is_alone or not has_succeeded),
+                direct=first is not None,
             )
         )
         if not is_alone:
+            at_once = has_succeeded and judged.asks_nothing and not is_held_by_another(incident, by)
             buttons.bar.append(
                 Button(
-                    label=f"Retry all {count}…",
+                    label=f"Retry all {count}" if at_once else f"Retry all {count}…",
                     url=self.url("retry_all", incident.id),
                     is_primary=is_taken and not is_awaited and has_succeeded,
+                    direct=at_once,
                 )
             )
 
@@ -194,14 +364,19 @@ class RepairableIncidentAdmin(IncidentAdmin):
         listed = reverse("admin:ops_repairs_repairaction_changelist", current_app=self.admin_site.name)
         return f"{listed}?incident={incident_name(incident)}"
 
-    def timeline(self, incident: Incident) -> list[TimelineLine]:
+    def with_deeds(
+        self, lines: list[TimelineLine], incident: Incident, repairs: Sequence[RepairAction]
+    ) -> list[TimelineLine]:
         """Add what people did to its jobs and how that went, a batch as one line."""
+        told = [line for line in lines if line.action != INCIDENT_RETRIED]
+        if not repairs and len(told) == len(lines):
+            return told
         deeds = [
             TimelineLine(at=deed.at, who=deed.who, what=deed_words(deed), detail=deed.reason)
             for deed in deeds_of(incident, TIMELINE_ROWS)
         ]
         # Of one moment, what the system did comes of what a person did, so it is the newer one.
-        return sorted([*super().timeline(incident), *deeds], key=lambda line: line.at, reverse=True)[:TIMELINE_ROWS]
+        return sorted([*told, *deeds], key=lambda line: line.at, reverse=True)[:TIMELINE_ROWS]
 
     def latest_change(self, incident: Incident) -> TimelineLine | None:
         """Look at repairs as well."""
@@ -216,6 +391,25 @@ class RepairableIncidentAdmin(IncidentAdmin):
         """Say the state of a job in words."""
         return super().refuse(request, in_words(refusal), incident_id=incident_id)
 
+    def undone_words(self, incident: Incident) -> str:
+        """Add what the jobs are, and until when they may be retried."""
+        served = Served.by(incident.source, database_now())
+        judged = judge_jobs(incident, served)
+        counted = judged.tiles
+        parts = [
+            f"{thousands(number)}{'+' if counted.is_capped else ''} {words}"
+            for number, words in (
+                (counted.safe, "could safely run again"),
+                (counted.ambiguous, "may already have happened"),
+                (counted.not_declared, "not declared"),
+                (counted.blocked, "can't be retried"),
+                (counted.awaiting, "awaiting result"),
+            )
+            if number
+        ]
+        told = f"Of these jobs: {', '.join(parts)}. " if parts else ""
+        return f"{told}{super().undone_words(incident)} {_until_when(judged, served)}".strip()
+
     # -- retry one -----------------------------------------------------------------------------------------------------
 
     def retry_one_view(self, request: HttpRequest, object_id: UUID) -> HttpResponse:
@@ -225,17 +419,19 @@ class RepairableIncidentAdmin(IncidentAdmin):
         require(by, Action.DEAD_LETTERS_RETRY, incident.resource, IncidentNotFound())
         served = Served.by(incident.source, database_now())
         if request.method != "POST":
-            return self.confirm(request, self.asking_one(incident, first_to_retry(incident, served), by=by))
+            return self.confirm(request, self.asking_one(incident, first_to_retry(incident, served), served, by=by))
         ids, _bad = posted_ids([request.POST.get("letter", "")])
         chosen = next(
             iter(check_letters(DeadLetter.objects.filter(id__in=ids, incident=incident).only("id"), incident, served)),
             None,
         )
         if chosen is None:
-            return self.confirm(request, self.asking_one(incident, first_to_retry(incident, served), by=by), status=400)
+            asked = self.asking_one(incident, first_to_retry(incident, served), served, by=by)
+            return self.confirm(request, asked, status=400)
         form = retry_form(chosen, request.POST)
         if not form.is_valid():
-            asked = self.asking_one(incident, chosen, by=by, form=form, key=request.POST.get("idempotency_key", ""))
+            key = request.POST.get("idempotency_key", "")
+            asked = self.asking_one(incident, chosen, served, by=by, form=form, key=key)
             return self.confirm(request, asked, status=400)
         try:
             text = carry_out(request, chosen.letter, form.cleaned_data, by=by)
@@ -245,7 +441,14 @@ class RepairableIncidentAdmin(IncidentAdmin):
         return HttpResponseRedirect(self.url("page", object_id))
 
     def asking_one(
-        self, incident: Incident, chosen: Checked | None, *, by: Operator, form: RetryForm | None = None, key: str = ""
+        self,
+        incident: Incident,
+        chosen: Checked | None,
+        served: Served,
+        *,
+        by: Operator,
+        form: RetryForm | None = None,
+        key: str = "",
     ) -> Confirmation:
         """Return the confirmation of trying one job."""
         back = self.url("page", incident.id)
@@ -264,7 +467,12 @@ class RepairableIncidentAdmin(IncidentAdmin):
             )
         sections = [
             *held_by_another(incident, by),
-            *sections_for([chosen], queue=chosen.letter.queue, site=self.admin_site.name),
+            *sections_for(
+                [chosen],
+                queue=f"queue {chosen.letter.queue}",
+                site=self.admin_site.name,
+                retries=automatic_retries(incident.job_type, served),
+            ),
         ]
         return Confirmation(
             title=f"Retry 1 job of {incident_name(incident)} first?",
@@ -286,6 +494,8 @@ class RepairableIncidentAdmin(IncidentAdmin):
         require(by, Action.DEAD_LETTERS_RETRY, incident.resource, IncidentNotFound())
         if request.method != "POST":
             return self.confirm(request, self.asking_all(incident, by=by))
+        if "run" not in request.POST and "expected" in request.POST:
+            return self.retry_whole(request, incident, by=by)
         try:
             run, asked_about = chosen_ids(incident, request.POST)
         except OpsError as refusal:
@@ -300,6 +510,31 @@ class RepairableIncidentAdmin(IncidentAdmin):
             return self.refuse(request, refusal, incident_id=object_id)
         messages.success(request, text)
         return HttpResponseRedirect(self.url("page", object_id))
+
+    def retry_whole(self, request: HttpRequest, incident: Incident, *, by: Operator) -> HttpResponse:
+        """Retry every job that waits, as many as the page showed; where there are others by now, ask instead.
+
+        What may already have happened is refused by the service, however the page looked that was clicked.
+        """
+        expected = posted_number(request.POST.get("expected"))
+        if expected is None:
+            return self.confirm(request, self.asking_all(incident, by=by), status=400)
+        try:
+            key = posted_key(request)
+            done = with_version(
+                request.POST,
+                incident.id,
+                lambda version: retry_incident(
+                    incident_id=incident.id, by=by, key=key, expected_count=expected, version=version
+                ),
+            )
+        except SelectionDrifted as drifted:
+            messages.warning(request, f"{drifted.detail} Look at them as they are now.")
+            return HttpResponseRedirect(self.url("retry_all", incident.id))
+        except OpsError as refusal:
+            return self.refuse(request, refusal, incident_id=incident.id)
+        messages.success(request, batch_words(done))
+        return HttpResponseRedirect(self.url("page", incident.id))
 
     def retry_as_answered(
         self,
@@ -339,12 +574,17 @@ class RepairableIncidentAdmin(IncidentAdmin):
         self, incident: Incident, *, by: Operator, form: RetryForm | None = None, key: str = ""
     ) -> Confirmation:
         """Return the confirmation of retrying all, at most the 1,000 oldest."""
-        selection = select_open(incident, Served.by(incident.source, database_now()))
+        served = Served.by(incident.source, database_now())
+        selection = select_open(incident, served)
         run = selection.of(Prospect.SAFE, Prospect.NOT_DECLARED)
         asked_about = selection.of(Prospect.AMBIGUOUS)
         queues = sorted({one.letter.queue for one in selection.checked})
         sections = sections_for(
-            list(selection.checked), queue=queues[0] if len(queues) == 1 else "it came from", site=self.admin_site.name
+            list(selection.checked),
+            queue=f"queue {queues[0]}" if len(queues) == 1 else "each in the queue it came from",
+            site=self.admin_site.name,
+            listed=SAMPLED,
+            retries=automatic_retries(incident.job_type, served),
         )
         if selection.left_out:
             sections.insert(0, _thousand(selection))
@@ -437,48 +677,28 @@ def close_as_done(
     by: Operator,
     key: str,
 ) -> str:
-    """Close several jobs of an incident as already happened, one service call each; returns how it went.
+    """Close several jobs of an incident as already happened; returns how it went.
 
     ``versioned`` is what was posted of the incident as it was looked at: until the first job is closed, it has to
-    stand so still (raises ``IncidentChanged``); from then on it changes by what is done here.
+    stand so still (raises ``IncidentChanged``).
     """
 
-    def close(letter_id: UUID, version: int | None = None) -> None:
-        close_letter_as_done(
-            letter_id=letter_id,
-            by=by,
-            key=f"{key}:{letter_id}",
-            reason=f"It had already happened: {reference}"[:500],
-            reference=reference,
-            version=version,
-        )
+    def close(version: int | None = None) -> LettersClosed:
+        return close_letters_as_done(
+            incident_id=incident_id, letter_ids=letter_ids, by=by, key=key,
+            reason=f"It had already happened: {reference}"[:500], reference=reference, version=version,
+        )  # fmt: skip
 
-    refusals: Counter[str] = Counter()
-    for letter_id in letter_ids:
-        try:
-            if versioned is None:
-                close(letter_id)
-            else:
-                with_version(versioned, incident_id, partial(close, letter_id))
-                versioned = None
-        except IncidentChanged:
-            raise
-        except OpsError as refusal:
-            refusals[in_words(refusal).detail] += 1
-    done = len(letter_ids) - refusals.total()
-    return f"{thousands(done)} closed as already happened.{refused_words(refusals)}"
+    done = close() if versioned is None else with_version(versioned, incident_id, close)
+    start = f"{thousands(done.closed)} closed as already happened"
+    return f"{start}{again(done.idempotent_replay)}{refused_words(_refusals(done.results))}"
 
 
 def batch_words(done: BatchMutation) -> str:
     """Return what became of a batch, in a sentence or two."""
-    refusals = Counter(
-        "It did not wait for a decision any more." if result.code == JobOvertaken.code else result.detail
-        for result in done.results
-        if result.status == "refused"
-    )
     one = done.planned == 1
     start = f"{thousands(done.planned)} {'job is' if one else 'jobs are'} on {'its' if one else 'their'} way"
-    return f"{start}: Sent, awaiting result{again(done.idempotent_replay)}{refused_words(refusals)}"
+    return f"{start}: Sent, awaiting result{again(done.idempotent_replay)}{refused_words(_refusals(done.results))}"
 
 
 def refused_words(refusals: Counter[str]) -> str:
@@ -487,6 +707,14 @@ def refused_words(refusals: Counter[str]) -> str:
         return ""
     listed = " ".join(f"{thousands(count)}: {detail}" for detail, count in refusals.most_common(5))
     return f" {thousands(refusals.total())} refused. {listed}"
+
+
+def _refusals(results: Iterable[LetterResult]) -> Counter[str]:
+    return Counter(
+        "It did not wait for a decision any more." if result.code == JobOvertaken.code else result.detail
+        for result in results
+        if result.status == "refused"
+    )
 
 
 def _if_run_again(letter: DeadLetter, judged: Judged, served: Served) -> dict[str, str]:
@@ -509,6 +737,65 @@ def _shown(letters: Any, incident: Incident, shown: str, judged: Judged, served:
     if shown == "decision" or incident.is_resolved:
         return waiting
     return waiting.filter(judged.rows(Prospect(shown), incident, served))
+
+
+def _latest_retry(incident: Incident, newest: Sequence[RepairAction]) -> RepairAction | None:
+    """Return the newest retry of the running episode; ``newest`` are the newest repairs, one page of them."""
+    for action in newest:
+        is_retry = action.action_type == ActionType.RETRY_MESSAGE and action.state != ActionState.CANCELLED
+        if is_retry and action.planned_at >= incident.opened_at:
+            return action
+    return latest_retry(incident) if len(newest) > REPAIRS_SHOWN else None
+
+
+def _chosen_values(request: HttpRequest) -> dict[str, str]:
+    """Return which of the breakdowns' values the address wants; raises ``NotAListParameter`` for what is no text."""
+    found = {name: request.GET[name] for name in BROKEN_DOWN_BY if name in request.GET}
+    if any("\x00" in value for value in found.values()):
+        raise NotAListParameter("no such value")
+    return found
+
+
+def _until_when(judged: Judged, served: Served) -> str:
+    """Return until when the waiting jobs may be retried, by the policy of their task; nothing else ends it."""
+    if not judged.waiting:
+        return ""
+    most = served.policies.for_task(judged.waiting[0].job_type).max_age_seconds
+    if most is None or most > LONGEST_AGE.total_seconds():
+        return "There is no last day for a retry: their messages are kept as they are."
+    first, last = (
+        when(edge(row.first_seen_at for row in judged.waiting) + timedelta(seconds=most)) for edge in (min, max)
+    )
+    return f"By the policy of their task the oldest may be retried until {first} UTC, the newest until {last} UTC."
+
+
+def _breakdowns(judged: Judged) -> list[Breakdown]:
+    """Return by what the jobs that wait differ; what is the same for all of them says nothing and is left out."""
+    found = (
+        breakdown(name, title, (getattr(row, column) for row in judged.waiting))
+        for name, (title, column) in BROKEN_DOWN_BY.items()
+    )
+    return [one for one in found if one.values > 1]
+
+
+def _chart(incident: Incident, now: datetime) -> dict[str, Any]:
+    """Return the bars of the last 48 hours, with what they count."""
+    chart = hour_chart({}, now, "")
+    if incident.last_seen_at < chart.begin:
+        return {"chart": chart, "noun": "failures", "is_capped": False}
+    hourly = failures_per_hour(incident, chart.begin)
+    noun = "jobs, by their last failure" if hourly.of_jobs else "final failures"
+    return {"chart": hour_chart(hourly.counts, now, noun), "noun": noun, "is_capped": hourly.is_capped}
+
+
+def reveal_of(letter: DeadLetter, may: Allowed, *, site: str) -> dict[str, Any]:
+    """Return where a job's whole payload is shown, or which grant is missing for it; nothing where none is stored."""
+    if letter.message_state != MessageState.FULL:
+        return {"url": "", "missing": [], "why": f"The message is not stored in full ({letter.message_state})."}
+    url = reverse("admin:ops_deadletters_deadletter_payload", args=[letter.id], current_app=site)
+    is_allowed = Action.PAYLOADS_READ in may
+    missing = may.missing({Action.PAYLOADS_READ: "Reveal the payload"})
+    return {"url": url if is_allowed else "", "missing": missing, "why": ""}
 
 
 def _takes(incident: Incident) -> str:

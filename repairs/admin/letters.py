@@ -11,6 +11,7 @@ from uuid import UUID
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
 from django.urls import reverse
 
 from deadletters.admin import DeadLetterAdmin, letter_name
@@ -19,6 +20,7 @@ from grants.actions import Action
 from grants.operators import Operator
 from grants.pages import (
     MOST_SELECTED,
+    Allowed,
     Confirmation,
     Section,
     allowed,
@@ -34,27 +36,31 @@ from opsconsole.core.admin import again, thousands
 from opsconsole.core.database import database_now
 from opsconsole.core.errors import OpsError
 from opsconsole.core.ids import new_id
-from repairs.admin.incidents import carry_out, refused_words, retry_form
+from repairs.admin.incidents import carry_out, refused_words, retry_form, reveal_of
 from repairs.admin.words import (
     LISTED,
     TALK_FIRST,
     DoneForm,
     ReasonForm,
+    automatic_retries,
     held_by_another,
     in_words,
     is_held_by_another,
+    readable_json,
     renewed_after,
     repair_rows,
     sections_for,
 )
 from repairs.errors import LetterNotFound
 from repairs.models import RepairAction
+from repairs.payloads import read_payload
 from repairs.prospects import FULLY_CHECKED, Checked, Prospect, check_letter, prospect_of
 from repairs.refusals import Served
 from repairs.services import LetterMutation, close_letter_as_done, discard_letter, retry_letter
 
 RETRY_SELECTED = "retry_selected"
 REPAIRS_SHOWN = 50
+VERBS = {Action.DEAD_LETTERS_RETRY: "Retry", Action.DEAD_LETTERS_DISCARD: "Discard"}
 
 
 class RepairableLetterAdmin(DeadLetterAdmin):
@@ -66,6 +72,7 @@ class RepairableLetterAdmin(DeadLetterAdmin):
         ("retry", "<uuid:object_id>/retry/", "retry_view"),
         ("done", "<uuid:object_id>/done/", "done_view"),
         ("discard", "<uuid:object_id>/discard/", "discard_view"),
+        ("payload", "<uuid:object_id>/payload/", "payload_view"),
     )
 
     # -- page ----------------------------------------------------------------------------------------------------------
@@ -73,35 +80,54 @@ class RepairableLetterAdmin(DeadLetterAdmin):
     def letter_context(self, request: HttpRequest, letter: DeadLetter) -> dict[str, Any]:
         """Add its repairs, oldest first: what was sent instead of what."""
         context = super().letter_context(request, letter)
+        by, site = operator_of(request), self.admin_site.name
         actions = (
             RepairAction.objects.filter(letter=letter)
-            .visible_to(operator_of(request), Action.INSPECT)
+            .visible_to(by, Action.INSPECT)
             .select_related("letter")
             .newest_first()[:REPAIRS_SHOWN]
         )
-        rows = repair_rows(actions, site=self.admin_site.name)[::-1]
+        rows = repair_rows(actions, site=site)[::-1]
         checked = None
         if letter.state == LetterState.OPEN:
             now = database_now()
             checked = check_letter(letter, letter.incident, served=Served.by(letter.source, now), now=now)
         is_awaited = letter.state == LetterState.RETRYING
-        renew = renewed_after(rows[-1].action.planned_at if rows else None) if is_awaited else 0
-        cannot_be = checked is not None and checked.prospect is Prospect.BLOCKED
-        return {**context, "repairs": rows, "checked": checked, "cannot_be_retried": cannot_be, "renew": renew}
+        may = allowed(by, letter.resource, (*VERBS, Action.PAYLOADS_READ))
+        return {
+            **context,
+            "buttons": self.buttons_for(letter, checked, may, by),
+            "hidden": seen(letter.incident),
+            "key": str(new_id()),
+            "repairs": rows,
+            "checked": checked,
+            "cannot_be_retried": checked is not None and checked.prospect is Prospect.BLOCKED,
+            "renew": renewed_after(rows[-1].action.planned_at if rows else None) if is_awaited else 0,
+            "reveal": reveal_of(letter, may, site=site),
+        }
 
-    def letter_buttons(self, letter: DeadLetter, by: Operator) -> Buttons:
-        """Return what this operator may do about it, and one line for each thing they may not."""
+    def buttons_for(self, letter: DeadLetter, checked: Checked | None, may: Allowed, by: Operator) -> Buttons:
+        """Return what this operator may do about it, and one line for each thing they may not.
+
+        A job that is safe to run again and asks nothing runs again at once, as from the page of its incident.
+        """
         found = Buttons()
-        if letter.state != LetterState.OPEN:
+        if checked is None:
             return found
-        verbs = {Action.DEAD_LETTERS_RETRY: "Retry", Action.DEAD_LETTERS_DISCARD: "Discard"}
-        may = allowed(by, letter.resource, verbs)
+        at_once = (
+            checked.prospect is Prospect.SAFE
+            and not letter.chord_id
+            and not letter.is_closed(letter.incident)
+            and not is_held_by_another(letter.incident, by)
+        )
         if Action.DEAD_LETTERS_RETRY in may:
-            found.bar.append(Button(label="Retry…", url=self.url("retry", letter.id), is_primary=True))
+            label = "Retry it" if at_once else "Retry…"
+            url = self.url("retry", letter.id)
+            found.bar.append(Button(label=label, url=url, is_primary=True, direct=at_once))
             found.bar.append(Button(label="It already happened…", url=self.url("done", letter.id)))
         if Action.DEAD_LETTERS_DISCARD in may:
             found.more.append(Button(label="Discard…", url=self.url("discard", letter.id), is_danger=True))
-        found.missing = may.missing(verbs)
+        found.missing = may.missing(VERBS)
         return found
 
     def task_ids(self, letter: DeadLetter) -> set[str]:
@@ -117,12 +143,14 @@ class RepairableLetterAdmin(DeadLetterAdmin):
         by = operator_of(request)
         require(by, Action.DEAD_LETTERS_RETRY, letter.resource, LetterNotFound())
         now = database_now()
-        checked = check_letter(letter, letter.incident, served=Served.by(letter.source, now), now=now)
+        served = Served.by(letter.source, now)
+        checked = check_letter(letter, letter.incident, served=served, now=now)
         if request.method != "POST":
-            return self.confirm(request, self.asking(letter, checked, by=by))
+            return self.confirm(request, self.asking(letter, checked, served, by=by))
         form = retry_form(checked, request.POST)
         if not form.is_valid():
-            asked = self.asking(letter, checked, by=by, form=form, key=request.POST.get("idempotency_key", ""))
+            key = request.POST.get("idempotency_key", "")
+            asked = self.asking(letter, checked, served, by=by, form=form, key=key)
             return self.confirm(request, asked, status=400)
         try:
             messages.success(request, carry_out(request, letter, form.cleaned_data, by=by))
@@ -131,7 +159,14 @@ class RepairableLetterAdmin(DeadLetterAdmin):
         return HttpResponseRedirect(self.url("page", object_id))
 
     def asking(
-        self, letter: DeadLetter, checked: Checked, *, by: Operator, form: Any = None, key: str = ""
+        self,
+        letter: DeadLetter,
+        checked: Checked,
+        served: Served,
+        *,
+        by: Operator,
+        form: Any = None,
+        key: str = "",
     ) -> Confirmation:
         """Return the confirmation of running one job again; without a button if it can't be."""
         form = form if form is not None else retry_form(checked)
@@ -143,7 +178,12 @@ class RepairableLetterAdmin(DeadLetterAdmin):
             cancel_url=self.url("page", letter.id),
             sections=[
                 *(held_by_another(letter.incident, by) if can_be_sent else []),
-                *sections_for([checked], queue=letter.queue, site=self.admin_site.name),
+                *sections_for(
+                    [checked],
+                    queue=f"queue {letter.queue}",
+                    site=self.admin_site.name,
+                    retries=automatic_retries(letter.job_type, served),
+                ),
             ],
             form=form if can_be_sent and form.fields else None,
             hidden=seen(letter.incident),
@@ -193,6 +233,46 @@ class RepairableLetterAdmin(DeadLetterAdmin):
             is_danger=True,
         )
         return self.decide(request, letter, asked, discard_letter, "discarded")
+
+    def payload_view(self, request: HttpRequest, object_id: UUID) -> HttpResponse:
+        """Show what a job was called with, once and in full, for a reason that the audit trail keeps (B3)."""
+        letter = self.visible(request, object_id)
+        by = operator_of(request)
+        require(by, Action.PAYLOADS_READ, letter.resource, LetterNotFound())
+        name, page = letter_name(letter), self.url("page", letter.id)
+        form = ReasonForm(request.POST or None)
+        if request.method != "POST" or not form.is_valid():
+            section = Section(
+                heading="Nothing in it is redacted",
+                tone="warn",
+                text="It may hold what belongs to people. It is shown once, on the next page, and not kept by it.",
+            )
+            asked = Confirmation(
+                title=f"Reveal the payload of {name}?",
+                submit="Reveal it",
+                cancel_url=page,
+                sections=[section],
+                form=form,
+                hidden={"version": str(letter.incident.version)},
+            )
+            return self.confirm(request, asked, status=400 if request.method == "POST" else 200)
+        try:
+            payload = read_payload(letter_id=letter.id, by=by, reason=form.cleaned_data["reason"])
+        except OpsError as refusal:
+            if refusal.status in (401, 403, 404):
+                raise
+            asked = Confirmation(title=f"The payload of {name} can't be shown", submit="", cancel_url=page)
+            return self.confirm(request, asked, refusal=refusal)
+        context = self.page_context(
+            request,
+            f"Payload of {name}",
+            letter=letter,
+            payload=payload,
+            args=readable_json(payload.args_json),
+            kwargs=readable_json(payload.kwargs_json),
+            back_url=page,
+        )
+        return TemplateResponse(request, "ops/payload.html", context)
 
     def decide(
         self,
@@ -312,13 +392,13 @@ class RepairableLetterAdmin(DeadLetterAdmin):
         run = [one for one in checked if one.prospect in (Prospect.SAFE, Prospect.NOT_DECLARED)]
         sections = [
             *(self._held_by_others([one.letter.incident for one in checked], by) if run else []),
-            *sections_for(checked, queue="it came from", site=self.admin_site.name),
+            *sections_for(
+                checked, queue="each in the queue it came from", site=self.admin_site.name, skips_ambiguous=True
+            ),
         ]
-        if any(one.prospect is Prospect.AMBIGUOUS for one in checked):
-            text = "These are asked about one by one, or all together on the page of their incident."
-            sections.append(Section(heading="What may already have happened is skipped here", tone="warn", text=text))
         if refused:
-            heading = f"{thousands(refused)} {'is' if refused == 1 else 'are'} not yours to retry, or not there"
+            verb = "is" if refused == 1 else "are"
+            heading = f"Skipped, because: {thousands(refused)} {verb} not yours to retry, or not there"
             sections.append(Section(heading=heading, tone="bad", text="Nothing happens to them. This was audited."))
         return Confirmation(
             title=f"Retry {thousands(len(run))} of {thousands(len(ids))} selected jobs?",

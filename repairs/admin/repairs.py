@@ -25,7 +25,7 @@ from grants.pages import (
 from incidents.admin import Button, Buttons, TenantFilter, incident_name
 from opsconsole.core.admin import ChoiceFilter, again, ago
 from opsconsole.core.errors import OpsError
-from repairs.admin.words import ACTION_WORDS, STATE_WORDS, letter_url, renewed_after, repair_words
+from repairs.admin.words import ACTION_WORDS, STATE_TONES, STATE_WORDS, letter_url, renewed_after, repair_words
 from repairs.errors import RepairNotFound
 from repairs.models import LIVE, ActionState, ActionType, ProviderAnswer, RepairAction
 from repairs.services import cancel_repair
@@ -123,6 +123,7 @@ class RepairActionAdmin(OperatorAdmin):
             f"{self.what(action)} of {letter_name(action.letter)}",
             action=action,
             state=repair_words(action),
+            tone=STATE_TONES[ActionState(action.state)],
             letter=action.letter,
             letter_name=letter_name(action.letter),
             letter_state=letter_words(action.letter, action.letter.incident),

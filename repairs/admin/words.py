@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -12,6 +15,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from deadletters.admin import letter_name
+from deadletters.arguments import parse_signature
 from grants.operators import Operator
 from grants.pages import Section
 from incidents.admin import incident_name
@@ -21,6 +25,7 @@ from opsconsole.core.errors import OpsError
 from repairs.errors import JobOvertaken
 from repairs.models import ActionState, ActionType, ProviderAnswer, RepairAction
 from repairs.prospects import Checked, Prospect
+from repairs.refusals import Served
 from repairs.selectors import Deed
 
 ACTION_WORDS = {
@@ -48,6 +53,14 @@ STANDING_WORDS = {
     "overtaken": "done",
 }
 """What a refusal says that a job is already."""
+STATE_TONES = {
+    ActionState.PLANNED: "info",
+    ActionState.SENT: "info",
+    ActionState.STARTED: "info",
+    ActionState.SUCCEEDED: "good",
+    ActionState.FAILED: "bad",
+    ActionState.CANCELLED: "grey",
+}
 RESULT_WORDS = {
     ActionState.PLANNED: "about to be sent",
     ActionState.SENT: "awaiting result",
@@ -55,12 +68,6 @@ RESULT_WORDS = {
     ActionState.SUCCEEDED: "succeeded",
     ActionState.FAILED: "failed again",
     ActionState.CANCELLED: "withdrawn",
-}
-WARNINGS = {
-    "no_worker_seen": "no worker has ever reported for its source, so nobody knows whether one serves it",
-    "chord_body_will_not_run": "it belongs to a chord, whose body will not run because of this",
-    "effects_not_declared": "nobody has declared what it does",
-    "arguments_not_readable": "its arguments could not be compared with the task as the workers have it",
 }
 TALK_FIRST = "They may be about to do the same, and are not told by this page: talk to them first."
 LISTED = 25
@@ -136,6 +143,16 @@ def held_by_another(incident: Incident, by: Operator) -> list[Section]:
     ]
 
 
+def readable_json(text: str) -> str:
+    """Return JSON with a line for each value; text that is none comes back as it is.
+
+    A lone surrogate, which no page can be sent with, is shown by its escape.
+    """
+    with suppress(ValueError, RecursionError):
+        text = json.dumps(json.loads(text), ensure_ascii=False, indent=2)
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairRow:
     """One repair as a list shows it."""
@@ -143,6 +160,7 @@ class RepairRow:
     action: RepairAction
     what: str
     state: str
+    tone: str
     url: str
     letter_url: str
     job: str
@@ -156,6 +174,7 @@ def repair_rows(actions: Iterable[RepairAction], *, site: str) -> list[RepairRow
             action=one,
             what=ACTION_WORDS[ActionType(one.action_type)],
             state=repair_words(one, now),
+            tone=STATE_TONES[ActionState(one.state)],
             url=reverse("admin:ops_repairs_repairaction_page", args=[one.id], current_app=site),
             letter_url=letter_url(one.letter_id, site=site),
             job=letter_name(one.letter),
@@ -169,36 +188,73 @@ def letter_url(letter_id: Any, *, site: str) -> str:
     return reverse("admin:ops_deadletters_deadletter_page", args=[letter_id], current_app=site)
 
 
-def job_section(found: list[Checked], heading: str, *, tone: str, text: str, site: str) -> Section:
-    """Return a block of a confirmation that lists jobs; the first 25 of many."""
+def job_section(
+    found: list[Checked], heading: str, *, tone: str, text: str, site: str, listed: int = LISTED
+) -> Section:
+    """Return a block of a confirmation that lists jobs; the first ones of many."""
     return Section(
         heading=heading,
         tone=tone,
         text=text,
-        rows=[(letter_url(one.letter.id, site=site), letter_name(one.letter), _remark(one)) for one in found[:LISTED]],
-        more=max(len(found) - LISTED, 0),
+        rows=[(letter_url(one.letter.id, site=site), letter_name(one.letter), _remark(one)) for one in found[:listed]],
+        more=max(len(found) - listed, 0),
     )
 
 
-def sections_for(checked: list[Checked], *, queue: str, site: str) -> list[Section]:
-    """Return what a retry would do to each job, by what it would mean; what is empty is left out."""
+def sections_for(
+    checked: list[Checked],
+    *,
+    queue: str,
+    site: str,
+    retries: int | None = None,
+    skips_ambiguous: bool = False,
+    listed: int = LISTED,
+) -> list[Section]:
+    """Return what a retry would do to each job: what will change first, then what is skipped and why.
+
+    What is empty is left out. ``queue`` says where they go, ``retries`` are those that the task makes by itself;
+    ``skips_ambiguous`` where nobody is asked about what may already have happened.
+    """
     by_prospect = {prospect: [one for one in checked if one.prospect is prospect] for prospect in Prospect}
-    again = f"Sent to the queue {queue} again from attempt 1, with the original arguments, oldest first."
+    up_to = "" if retries is None else f" (up to {retries} automatic {'retry' if retries == 1 else 'retries'} each)"
+    again = f"Runs again from attempt 1{up_to}, {queue}, with the original arguments, oldest first."
+    because = _because(by_prospect[Prospect.AMBIGUOUS])
     texts = {
-        Prospect.SAFE: ("good", "safe to run again", again),
+        Prospect.SAFE: ("good", "Will change: {} safe to run again", again),
         Prospect.NOT_DECLARED: (
-            "grey",
-            "not declared",
+            "info",
+            "Will change: {} not declared",
             f"Nobody has declared what it does before it fails; run it again only if twice does no harm. {again}",
         ),
-        Prospect.AMBIGUOUS: ("warn", "may already have happened", _because(by_prospect[Prospect.AMBIGUOUS])),
-        Prospect.BLOCKED: ("grey", "can't be retried", "Skipped, for the reason beside each; they stay as they are."),
+        Prospect.AMBIGUOUS: ("warn", "Changes as you answer: {} may already have happened", because),
+        Prospect.BLOCKED: ("grey", "Skipped, because: {} can't be retried", "They stay as they are."),
     }  # fmt: skip
-    return [
-        job_section(found, f"{thousands(len(found))} {texts[p][1]}", tone=texts[p][0], text=texts[p][2], site=site)
+    if skips_ambiguous:
+        text = f"{because} These are asked about one by one, or all together on the page of their incident."
+        texts[Prospect.AMBIGUOUS] = ("warn", "Skipped, because: {} may already have happened", text)
+    chords = [one for one in checked if one.letter.chord_id and one.prospect is not Prospect.BLOCKED]
+    sections = [
+        job_section(
+            found,
+            texts[p][1].format(thousands(len(found))),
+            tone=texts[p][0],
+            text=texts[p][2],
+            site=site,
+            listed=listed,
+        )
         for p, found in by_prospect.items()
         if found
     ]
+    if chords:
+        text = "A chord's body waits for the first runs of its members: it will not run because of this."
+        sections.append(Section(heading=f"{thousands(len(chords))} of a chord", tone="warn", text=text))
+    return sections
+
+
+def automatic_retries(job_type: str, served: Served) -> int | None:
+    """Return how often a task retries by itself as the live workers have it; None where that is not known."""
+    found = [parse_signature(text) for text in served.signatures.get(job_type, ())]
+    return max((one.max_retries for one in found if one is not None and one.max_retries is not None), default=None)
 
 
 def _remark(one: Checked) -> str:
@@ -206,8 +262,12 @@ def _remark(one: Checked) -> str:
 
 
 def _because(found: list[Checked]) -> str:
-    reasons = list(dict.fromkeys(one.remark.rstrip(".") for one in found if one.remark))
-    because = "; ".join(reasons[:3]) or "nobody knows how far its last attempt came"
+    reasons = Counter(one.remark.rstrip(".") for one in found if one.remark)
+    told = reasons.most_common(3)
+    because = (
+        "; ".join(f"{thousands(n)}: {reason}" if len(reasons) > 1 else reason for reason, n in told)
+        or "nobody knows how far its last attempt came"
+    )
     many = "They" if len(found) != 1 else "It"
     return f"{many} may already have happened, because: {because}. Without looking, the work may be done twice."
 

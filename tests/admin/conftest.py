@@ -10,7 +10,7 @@ from django.test import Client
 
 from deadletters.models import DeadLetter
 from grants.operators import Operator
-from opsconsole.console import machinery
+from opsconsole.console import machinery, overview
 from tests.cast import Cast, cast  # noqa: F401 - a fixture
 from tests.factories import dead_letter
 
@@ -20,8 +20,10 @@ SignIn = Callable[[Operator], Client]
 @pytest.fixture(autouse=True)
 def _read_the_machinery_afresh() -> Iterator[None]:
     machinery.forget()
+    overview.forget()
     yield
     machinery.forget()
+    overview.forget()
 
 
 @pytest.fixture

@@ -92,11 +92,13 @@ CLOSE = (Action.INCIDENTS_RESOLVE, Action.INCIDENTS_CLOSE_UNREPAIRED)
 
 PAGES: dict[str, Page] = {
     "index": for_everyone("/ops/"),
+    "live_overview": Page(path=lambda _: "/ops/live/overview/", nobody=403, other=200),
     "login": Page(path=lambda _: "/ops/login/", nobody=302, other=302, right=302, is_public=True),
     "logout": for_everyone("/ops/logout/"),
     "password_change": for_everyone("/ops/password_change/"),
     "password_change_done": for_everyone("/ops/password_change/done/"),
     "ops_incidents_incident_changelist": a_list("incidents"),
+    "ops_incidents_incident_newer": Page(path=lambda _: "/ops/incidents/newer/?since=1", nobody=403, other=200),
     "ops_incidents_incident_page": of_incident(),
     "ops_incidents_incident_take": of_incident("take/", (Action.INCIDENTS_ACKNOWLEDGE,)),
     "ops_incidents_incident_close": of_incident("close/", CLOSE),
@@ -113,8 +115,10 @@ PAGES: dict[str, Page] = {
     "ops_deadletters_deadletter_retry": of_letter("retry/", RETRY),
     "ops_deadletters_deadletter_done": of_letter("done/", RETRY),
     "ops_deadletters_deadletter_discard": of_letter("discard/", (Action.DEAD_LETTERS_DISCARD,)),
+    "ops_deadletters_deadletter_payload": of_letter("payload/", (Action.PAYLOADS_READ,)),
     "ops_deadletters_workernode_changelist": a_list("workers"),
     "ops_deadletters_workernode_page": Page(path=lambda world: f"/ops/workers/{world.node}/", nobody=403, other=200),
+    "django_celery_beat_periodictask_changelist": a_list("schedule"),
     "ops_repairs_repairaction_changelist": a_list("repairs"),
     "ops_repairs_repairaction_page": Page(
         path=lambda world: f"/ops/repairs/{world.repair}/",
@@ -302,7 +306,7 @@ def test_only_active_staff_may_sign_in(missing: str, cast: Cast, django_user_mod
 
 
 def test_the_menu_holds_only_what_can_be_opened(cast: Cast, sign_in: SignIn) -> None:
-    entries = {"Incidents", "Failed jobs", "Repairs", "Workers", "Audit", "Permissions", "API tokens"}
+    entries = {"Incidents", "Failed jobs", "Repairs", "Schedule", "Workers", "Audit", "Permissions", "API tokens"}
     seen = {
         name: {entry["label"] for entry in sign_in(operator).get("/ops/").context["menu"]}
         for name, operator in (("ada", cast.ada), ("vera", cast.vera), ("nobody", cast.nobody))

@@ -31,7 +31,9 @@ TEXTAREA = "</textarea><script>alert(1)</script>"
 JSON = "</script><script>alert(1)</script>"
 # What may be in a page of ours: a tag that begins any of the above is none of them.
 FOREIGN = re.compile(
-    r"<(script(?! src=\"/static/ops/ops\.js\" defer>)|img|svg)\b|href=\"(javascript|data):", re.IGNORECASE
+    r"<(script(?! src=\"/static/ops/[a-z]+\.js\"(?: defer| type=\"module\")?>)|img|svg(?! class=\"ops-))\b"
+    r"|href=\"(javascript|data):",
+    re.IGNORECASE,
 )
 
 

@@ -81,17 +81,17 @@ def test_the_primary_button_is_the_next_step(letter: DeadLetter, cast: Cast, sig
 
     assert primary() == ["Take it"]
     _take(client, incident)
-    assert primary() == ["Retry 1 first…"]
+    assert primary() == ["Retry 1 first"]
     confirm(client, _url(incident, "retry-one/"))
     assert primary() == []
     assert "Sent, awaiting result" in text_of(client.get(_url(incident)).content.decode())
     fail_again(mark_sent(newest_repair()))
     assert primary() == ["Take it"]
     _take(client, incident)
-    assert primary() == ["Retry 1 first…"]
+    assert primary() == ["Retry 1 first"]
     confirm(client, _url(incident, "retry-one/"))
     succeed(mark_sent(newest_repair()))
-    assert primary() == ["Retry all 3…"]
+    assert primary() == ["Retry all 3…"], "the one that failed again may have happened: it is asked about"
 
 
 def test_taking_it_is_one_click(letter: DeadLetter, cast: Cast, sign_in: SignIn) -> None:
@@ -454,10 +454,11 @@ def test_the_jobs_of_a_big_incident_are_paged(letter: DeadLetter, cast: Cast, si
     for _ in range(29):
         dead_letter()
     client = sign_in(cast.olga)
-    first = client.get(_url(letter.incident))
-    second = client.get(_url(letter.incident) + first.context["letters_next"])
-    shown = [row["letter"].id for page in (first, second) for row in page.context["letters"]]
-    assert (len(first.context["letters"]), len(set(shown))) == (25, 30)
+    pages = [client.get(_url(letter.incident))]
+    while address := pages[-1].context["letters_next"]:
+        pages.append(client.get(_url(letter.incident) + address))
+    shown = [row["letter"].id for page in pages for row in page.context["letters"]]
+    assert ([len(page.context["letters"]) for page in pages], len(set(shown))) == ([10, 10, 10], 30)
     assert client.get(_url(letter.incident) + "?show=nonsense").status_code == 400
     for show in ("decision", "safe", "ambiguous", "not_declared", "blocked", "awaiting", "all"):
         assert client.get(_url(letter.incident) + f"?show={show}").status_code == 200

@@ -28,14 +28,14 @@ pytestmark = pytest.mark.django_db
 
 QUERIES = {
     # path: queries of a signed-in operator with a warm machinery line; session and user are two of them.
-    "/ops/incidents/": 7,
+    "/ops/incidents/": 9,  # the tabs are counted, the open jobs and the live workers looked at, one query each
     "/ops/dead-letters/": 7,
     "/ops/repairs/": 7,
     "/ops/audit/": 6,  # one of them writes down that it was read
     "/ops/workers/": 4,
     "/ops/permissions/": 7,
     "/ops/tokens/": 4,
-    "/ops/": 3,
+    "/ops/": 4,  # read again after five seconds: test_overview.py
 }
 LONGEST = {"incident": 30, "dead letter": 25}
 
@@ -192,11 +192,11 @@ def test_a_search_finds_no_incident_of_another_tenant(cast: Cast, sign_in: SignI
     assert _numbers(sign_in(cast.olga).get("/ops/incidents/", {"q": str(other.number)})) == []
 
 
-def test_a_job_is_found_by_its_exact_ids_and_by_nothing_redacted(cast: Cast, sign_in: SignIn) -> None:
+def test_a_job_is_found_by_its_ids_and_by_nothing_redacted(cast: Cast, sign_in: SignIn) -> None:
     """SEC-02: search hunter2."""
     found = dead_letter(body=b'[["a"], {"password": "hunter2"}, {}]')
     client = sign_in(cast.olga)
-    for text, count in ((found.task_id, 1), (found.job_id, 1), (found.task_id[:-1], 0), ("hunter2", 0), ("a", 0)):
+    for text, count in ((found.task_id, 1), (found.job_id, 1), (found.task_id[1:], 0), ("hunter2", 0), ("a", 1)):
         rows = client.get("/ops/dead-letters/", {"q": text}).context["cl"].result_list
         assert len(rows) == count, text
 
@@ -213,7 +213,7 @@ def test_filters_keep_what_they_say(cast: Cast, sign_in: SignIn) -> None:
     assert tenants("tenant=t-b") == ["t-b"]
     assert tenants("severity=low") == []
     assert tenants("severity=high") == ["default", "t-b"]
-    assert tenants("mine=yes") == []
+    assert tenants("state=mine") == []
     assert tenants("state=resolved") == []
     assert tenants("state=") == ["default", "t-b"]
     letters = client.get("/ops/dead-letters/?outcome=ambiguous").context["cl"].result_list
@@ -244,7 +244,7 @@ def test_too_many_tenants_are_typed_instead_of_listed(cast: Cast, sign_in: SignI
         give(cast.olga, Action.INSPECT, tenant=f"t-{number:03d}")
     answer = sign_in(cast.olga).get("/ops/incidents/?tenant=t-001")
     assert answer.status_code == 200
-    assert [spec.title for spec in answer.context["typed_filters"]] == ["tenant"]
+    assert [spec.title for spec in answer.context["typed_filters"]] == ["task", "tenant"]
     assert _numbers(answer) == []
 
 
@@ -358,6 +358,6 @@ def test_only_a_job_that_waits_is_said_to_be_safe_to_run_again(cast: Cast, sign_
     dead_letter()
     client = sign_in(cast.ada)
     rows = client.get("/ops/dead-letters/?state=").context["rows"]
-    assert sorted((cells[2], cells[3]) for _, _, cells in rows) == [
+    assert sorted((str(cells[1]), str(cells[2]).partition(" No ")[0]) for _, _, cells in rows) == [
         ("Discarded", ""), ("Needs a decision", "Safe to run again"),
     ]  # fmt: skip

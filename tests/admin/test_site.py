@@ -127,7 +127,7 @@ def test_the_line_about_the_machinery_is_on_every_page_and_costs_one_query_in_fi
     )
     WorkerNode.objects.create(id="gone", source="tests", host="y", pid=1, started_at=now, seen_at=now, stopped_at=now)
     with CaptureQueriesContext(connection) as found:
-        for path in ("/ops/", "/ops/incidents/", "/ops/nothing/"):
+        for path in ("/ops/", "/ops/repairs/", "/ops/nothing/"):
             text = text_of(client.get(path).content.decode())
             assert "1 of 2 nodes reporting (silent: host-b)" in text, path
             assert "oldest 7 s" in text

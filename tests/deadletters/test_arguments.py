@@ -120,7 +120,7 @@ def make_tasks() -> list[Task[..., None]]:
 @pytest.mark.parametrize("task", make_tasks(), ids=lambda task: task.name)
 def test_the_task_itself_is_no_argument_of_a_task(task: Task[..., None]) -> None:
     described = describe_signature(task)
-    assert json.loads(described) == {"positional": ["order_id"], "required": 1, "kwonly": ["note"]}
+    assert json.loads(described) == {"positional": ["order_id"], "required": 1, "kwonly": ["note"], "max_retries": 3}
 
 
 class Unreadable:

@@ -21,11 +21,42 @@ window.addEventListener("pageshow", () => {
   for (const form of document.querySelectorAll("form[data-once]")) delete form.dataset.sent;
 });
 
+// What is to be copied stands in the page, in the element that the button names.
+for (const button of document.querySelectorAll("[data-copy]")) {
+  const source = document.getElementById(button.dataset.copy);
+  if (source === null || !navigator.clipboard) continue; // a browser copies only over https, and on this very machine
+  button.hidden = false;
+  const label = button.textContent;
+  button.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(source.value ?? source.textContent);
+      button.textContent = "Copied";
+    } catch {
+      getSelection().selectAllChildren(source);
+      button.textContent = "Selected: copy it with Ctrl+C";
+    }
+    setTimeout(() => { button.textContent = label; }, 3_000);
+  });
+}
+
+// Every time on a page is UTC; this says what that is where the reader sits.
+const tellTime = () => {
+  const now = new Date();
+  const local = now.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
+  const utc = now.toISOString().slice(11, 16);
+  for (const clock of document.querySelectorAll("[data-clock]")) {
+    clock.hidden = false;
+    clock.textContent = local === utc ? `${utc} UTC` : `${utc} UTC · ${local} here`;
+  }
+};
+tellTime();
+setInterval(tellTime, 10_000);
+
 // A page that waits for results puts its own newest content in the place of the old, unless somebody is at work on it.
 // What was said once stands above the content and stays; so does the place to which the page was scrolled.
 const isInUse = (content) => {
   const marked = getSelection();
-  return content.querySelector(":focus-visible, .ops-more[open]") !== null
+  return content.querySelector(":focus-visible, .ops-more[open], .ops-drop[open], dialog[open]") !== null
     || (!marked.isCollapsed && content.contains(marked.anchorNode));
 };
 
@@ -35,7 +66,9 @@ const renew = async () => {
   const answer = await fetch(location.href);
   if (answer.redirected || (answer.status >= 400 && answer.status < 500)) {
     location.reload(); // signed out, or no longer theirs: the page says so itself
-  } else if (answer.ok) {
+  } else if (!answer.ok) {
+    throw new Error(`the console answers ${answer.status}`);
+  } else {
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     const fresh = page.getElementById("content");
     const opened = [...content.querySelectorAll("details")].map((one) => one.open);
@@ -44,11 +77,23 @@ const renew = async () => {
   }
 };
 
+// What could not be renewed says so, and since when; the server is asked again the next time.
+const say = (isStale) => {
+  const note = document.querySelector("[data-renew-note]");
+  if (note === null || note.classList.contains("ops-stale-note") === isStale) return;
+  note.classList.toggle("ops-stale-note", isStale);
+  if (isStale) {
+    note.dataset.fresh = note.textContent;
+    note.textContent = `Not renewed since ${new Date().toISOString().slice(11, 19)} UTC: the console does not answer.`;
+  } else {
+    note.textContent = note.dataset.fresh;
+  }
+};
+
 const renewInTime = () => {
   const content = document.querySelector("[data-renew]");
   if (content === null) return;
-  // A server that is away for a moment is asked again the next time.
-  setTimeout(() => renew().catch(() => {}).then(renewInTime), content.dataset.renew * 1000);
+  setTimeout(() => renew().then(() => say(false), () => say(true)).then(renewInTime), content.dataset.renew * 1000);
 };
 
 renewInTime();
