@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from django.db import connection
@@ -42,6 +43,19 @@ def authorise(operator: Operator, action: Action, resource: Resource) -> Capabil
 def can(operator: Operator, action: Action, resource: Resource) -> bool:
     """Say whether ``authorise`` would allow it, for the sake of a button; nothing is audited."""
     return find_capability(operator, action, resource) is not None
+
+
+def actions_on(operator: Operator, actions: Iterable[Action], resource: Resource) -> frozenset[Action]:
+    """Return those of ``actions`` for which ``can`` would say yes, with one query, for the sake of a page's buttons."""
+    asked = [action for action in actions if token_covers(operator, action, resource)]
+    if operator.kind is OperatorKind.SYSTEM:
+        return frozenset(asked)
+    if operator.user_id is None or not asked or not sql.storable(resource):
+        return frozenset()
+    with connection.cursor() as cursor:
+        cursor.execute(*sql.actions_statement(connection, operator, asked, resource))
+        found = {row[0] for row in cursor.fetchall()}
+    return frozenset(action for action in asked if action.value in found)
 
 
 def holds(operator: Operator, action: Action) -> bool:

@@ -18,7 +18,7 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, URLResolver, path, reverse
 
 from grants import audit
-from grants.access import can, find_capability, held_actions
+from grants.access import actions_on, can, find_capability, held_actions
 from grants.actions import Action
 from grants.errors import AccessDenied
 from grants.operators import Operator
@@ -98,7 +98,7 @@ class Allowed:
 
 def allowed(by: Operator, resource: Resource, actions: Iterable[Action]) -> Allowed:
     """Return which of ``actions`` are allowed on ``resource``, for the sake of buttons; nothing is audited."""
-    return Allowed(actions=frozenset(action for action in actions if can(by, action, resource)), tenant=resource.tenant)
+    return Allowed(actions=actions_on(by, actions, resource), tenant=resource.tenant)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

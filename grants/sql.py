@@ -41,10 +41,11 @@ NOW = {
     "sqlite": "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')",
 }
 GRANT_COLUMNS = "g.id, g.action, g.tenant, g.actor_type, g.actor_id, g.command_id"
-COVERS = (
-    "g.action = %(action)s AND g.tenant IN (%(tenant)s, '*') AND g.actor_type IN (%(actor_type)s, '*')"
+COVERS_RESOURCE = (
+    "g.tenant IN (%(tenant)s, '*') AND g.actor_type IN (%(actor_type)s, '*')"
     " AND g.actor_id IN (%(actor_id)s, '*') AND g.command_id IN (%(command_id)s, '*')"
 )
+COVERS = f"g.action = %(action)s AND {COVERS_RESOURCE}"
 # A list has no command, so only grants over any command count.
 FOR_LISTS = "g.action = %(action)s AND g.command_id = '*'"
 
@@ -61,9 +62,24 @@ def probe_parameters(
     connection: BaseDatabaseWrapper, operator: Operator, action: Action, resource: Resource
 ) -> dict[str, Any]:
     """Return the parameters of ``probe_statement``."""
+    return {**_resource_parameters(connection, operator, resource), "action": action.value}
+
+
+def actions_statement(
+    connection: BaseDatabaseWrapper, operator: Operator, actions: Sequence[Action], resource: Resource
+) -> tuple[str, dict[str, Any]]:
+    """Return the statement that finds which of some actions are covered on a resource, and its parameters."""
+    names = {f"action_{place}": action.value for place, action in enumerate(actions)}
+    listed = ", ".join(f"%({name})s" for name in names)
+    token = operator.kind is OperatorKind.TOKEN
+    condition = f"g.action IN ({listed}) AND {COVERS_RESOURCE}"
+    statement = _statement(connection.vendor, "SELECT DISTINCT action", condition, token, "")
+    return statement, {**_resource_parameters(connection, operator, resource), **names}
+
+
+def _resource_parameters(connection: BaseDatabaseWrapper, operator: Operator, resource: Resource) -> dict[str, Any]:
     return {
         **grants_parameters(connection, operator),
-        "action": action.value,
         "tenant": resource.tenant,
         "actor_type": resource.actor_type,
         "actor_id": resource.actor_id,

@@ -20,6 +20,7 @@ from deadletters.selectors import failures_per_hour, open_jobs_of
 from grants.actions import Action
 from grants.operators import Operator
 from grants.pages import Allowed, Confirmation, Section, allowed, operator_of, posted_ids, posted_key, require
+from grants.selectors import plan_of
 from incidents.admin import (
     TIMELINE_ROWS,
     Button,
@@ -191,12 +192,13 @@ class RepairableIncidentAdmin(IncidentAdmin):
         by = operator_of(request)
         context = super().incident_context(request, incident)
         now = database_now()
+        plan = plan_of(by, Action.INSPECT)
         served = Served.by(incident.source, now)
         judged = judge_jobs(incident, served)
         counted = judged.tiles
         repairs = list(
             RepairAction.objects.filter(incident=incident)
-            .visible_to(by, Action.INSPECT)
+            .visible_to(by, Action.INSPECT, plan=plan)
             .select_related("letter")
             .defer("letter__payload_preview", "letter__error_text")
             .newest_first()[: REPAIRS_SHOWN + 1]
@@ -213,7 +215,7 @@ class RepairableIncidentAdmin(IncidentAdmin):
         only = _chosen_values(request)
         place = {"show": shown, **only}
         here = {CURSOR: request.GET[CURSOR]} if request.GET.get(CURSOR) else {}
-        letters = DeadLetter.objects.filter(incident=incident).visible_to(by, Action.INSPECT)
+        letters = DeadLetter.objects.filter(incident=incident).visible_to(by, Action.INSPECT, plan=plan)
         listed = _shown(letters, incident, shown, judged, served).defer(*NOT_ON_THE_PAGE)
         page = keyset_page(
             listed.filter(**{BROKEN_DOWN_BY[name][1]: value for name, value in only.items()}),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.django import TestCase
 
 from grants import audit, sql
-from grants.access import SYSTEM_CAPABILITY, can, holds
+from grants.access import SYSTEM_CAPABILITY, actions_on, can, holds
 from grants.actions import Action
 from grants.audit import AuditEntry
 from grants.models import ApiToken, AuditEvent
@@ -141,6 +141,7 @@ class CapabilityMatching(TestCase):
         for resource in resources:
             allowed = allows(grants, action, resource)
             assert can(me, action, resource) == allowed, resource
+            assert actions_on(me, ACTIONS, resource) == {one for one in ACTIONS if allows(grants, one, resource)}
         assert holds(me, action) == any(
             g.action is action and g.holder in ("me", "my group") and not g.has_ended for g in grants
         )
@@ -180,6 +181,7 @@ class CapabilityMatching(TestCase):
         def may(action: Action, wanted: Resource) -> bool:
             return action in actions and tenant in (ANY, wanted.tenant) and allows(grants, action, wanted)
 
+        assert actions_on(token, ACTIONS, resource) == {action for action in ACTIONS if may(action, resource)}
         for action in ACTIONS:
             assert can(token, action, resource) == may(action, resource)
             visible = set(AuditEvent.objects.visible_to(token, action).values_list("pk", flat=True))
