@@ -16,6 +16,7 @@ from django.db.models import Q, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.template.response import TemplateResponse
+from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
 
 from grants import services
@@ -47,7 +48,16 @@ from grants.selectors import (
 )
 from grants.service import record_denial
 from grants.targets import NOWHERE
-from opsconsole.core.admin import CONFIGURATION, ChoiceFilter, KeysetChangeList, TextFilter, again, keyset_page, when
+from opsconsole.core.admin import (
+    CONFIGURATION,
+    Cell,
+    ChoiceFilter,
+    KeysetChangeList,
+    TextFilter,
+    again,
+    keyset_page,
+    when,
+)
 from opsconsole.core.csv_rows import csv_lines
 from opsconsole.core.errors import OpsError
 
@@ -55,6 +65,13 @@ DEFAULT_LENGTH = timedelta(days=7)
 LONGEST_OUTCOME = 20_000
 MOST_COLUMNS = 8
 """Tenants that the table of somebody's permissions has room for; the question can name another one."""
+TARGET_WORDS = {"dead_letter": "failed job", "repair": "repair", "incident": "incident"}
+TARGET_PAGES = {
+    "dead_letter": "admin:ops_deadletters_deadletter_page",
+    "incident": "admin:ops_incidents_incident_page",
+    "repair": "admin:ops_repairs_repairaction_page",
+}
+"""Pages of the apps above, which this one knows by name alone."""
 EXPORTED_AT_ONCE = 1_000
 MOST_EXPORTED = 100_000
 """Rows of one file: as many as are sent before a server takes the worker for dead."""
@@ -146,12 +163,21 @@ class AuditEventAdmin(OperatorAdmin):
         return row.tenant
 
     @admin.display(description="On")
-    def target(self, row: AuditEvent) -> str:
-        return f"{row.target_type} {row.target_id}".strip()
+    def target(self, row: AuditEvent) -> Cell:
+        what = TARGET_WORDS.get(row.target_type, row.target_type)
+        return Cell(main=f"{what} {row.target_id}".strip(), url=self.target_url(row))
 
     @admin.display(description="Reason")
     def reason(self, row: AuditEvent) -> str:
         return row.reason
+
+    def target_url(self, row: AuditEvent) -> str:
+        """Return the address of the page of what it was done to, "" if it has none; that page asks its own grants."""
+        name = TARGET_PAGES.get(row.target_type)
+        try:
+            return reverse(name, args=[UUID(row.target_id)], current_app=self.admin_site.name) if name else ""
+        except (ValueError, NoReverseMatch):
+            return ""
 
     def get_queryset(self, request: HttpRequest) -> Any:
         """Return the visible rows without their outcomes, which are long."""
@@ -204,6 +230,7 @@ class AuditEventAdmin(OperatorAdmin):
             request,
             f"{event.action} by {event.operator_name}",
             event=event,
+            target_url=self.target_url(event),
             facts=[(name, when(value) if hasattr(value, "isoformat") else value) for name, value in facts],
             outcome=_indented(event.outcome),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -11,7 +12,7 @@ from uuid import UUID
 from grants import audit
 from grants.access import Capability
 from grants.actions import Action
-from grants.models import AuditEvent
+from grants.models import REASON_LENGTH, AuditEvent
 from grants.operators import Operator
 from grants.resources import Resource
 from grants.service import service
@@ -25,6 +26,7 @@ from incidents.errors import (
     ResolutionInvalid,
 )
 from incidents.models import Incident, IncidentState
+from opsconsole.core.canonical_json import JsonValue
 
 ACKNOWLEDGED = "operations.incident_acknowledged"
 RESOLVED = "operations.incident_resolved"
@@ -135,6 +137,7 @@ def resolve_incident(
     check_version(incident, version)
     stored = f"[{code}] {trimmed}"
     changed = not incident.is_resolved
+    left = incident.unresolved_count
     if incident.is_resolved and (incident.resolution_code, incident.resolution_summary) != (code, stored):
         raise IncidentResolved
     if changed:
@@ -146,8 +149,9 @@ def resolve_incident(
         save_incident(incident)
         end.save(force_insert=True)
     return _recorded(
-        incident, changed, action=RESOLVED, by=by, capability=capability, scope=scope, key=key, digest=digest
-    )
+        incident, changed, action=RESOLVED, by=by, capability=capability, scope=scope, key=key, digest=digest,
+        reason=_shortened(trimmed), more={"unrepaired": left},
+    )  # fmt: skip
 
 
 def lock_incident(incident_id: UUID) -> Incident:
@@ -170,6 +174,11 @@ def save_incident(incident: Incident) -> None:
     incident.version += 1
 
 
+def _shortened(text: str) -> str:
+    """Return a text as an audit row's reason; a longer one stands whole where it was given."""
+    return text if len(text) <= REASON_LENGTH else f"{text[: REASON_LENGTH - 1]}…"
+
+
 def _recorded(
     incident: Incident,
     changed: bool,
@@ -180,6 +189,8 @@ def _recorded(
     scope: Resource | None,
     key: str,
     digest: str,
+    reason: str = "",
+    more: Mapping[str, JsonValue] | None = None,
 ) -> IncidentMutation:
     assert scope is not None  # noqa: S101  (authorise_target refuses a missing one)
     mutation = IncidentMutation(
@@ -194,7 +205,8 @@ def _recorded(
         operator=by,
         resource=scope,
         capability=capability,
-        outcome={**mutation.outcome(), "resolution": incident.resolution_code},
+        outcome={**mutation.outcome(), "resolution": incident.resolution_code, **(more or {})},
+        reason=reason,
         key=key,
         digest=digest,
     )

@@ -182,7 +182,7 @@ def retry_letter(
     _take_if_untaken(incident, by)
     return _record(
         LETTER_RETRIED, letter, incident, action, by=by, capability=capability, key=key, digest=digest,
-        warnings=warnings, reason=reason,
+        warnings=warnings, reason=request.told,
     )  # fmt: skip
 
 
@@ -438,6 +438,13 @@ class _RetryRequest:
     reason: str
     reference: str
 
+    @property
+    def told(self) -> str:
+        """The reason of the audit row: what was given as one, or where it was seen that nothing had happened (C19)."""
+        if self.reason or not (self.provider_checked and self.reference):
+            return self.reason
+        return f"It had not happened: {self.reference}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Begun:
@@ -497,7 +504,7 @@ def _begin_batch(
         resource=incident.resource,
         capability=capability,
         outcome={"batch": str(batch.id), "letters": len(chosen), "incidentState": str(incident.state)},
-        reason=request.reason,
+        reason=request.told,
         key=key,
         digest=digest,
     )
@@ -652,7 +659,7 @@ def _audit_planned(planned: list[_Planned], incident: Incident, request: _RetryR
             resource=one.letter.resource,
             capability=one.capability,
             outcome=_outcome(one.letter, incident, one.action, one.warnings),
-            reason=request.reason,
+            reason=request.told,
             key=one.key,
             digest=digest,
         )

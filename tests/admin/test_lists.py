@@ -16,6 +16,7 @@ from deadletters.admin import call_words
 from deadletters.arguments import describe_signature
 from deadletters.models import DeadLetter, WorkerNode
 from grants.actions import Action
+from grants.models import AuditEvent
 from incidents.models import Incident, Severity
 from opsconsole.core.database import database_now
 from repairs.services import discard_letter, retry_incident, retry_letter
@@ -361,3 +362,12 @@ def test_only_a_job_that_waits_is_said_to_be_safe_to_run_again(cast: Cast, sign_
     assert sorted((str(cells[1]), str(cells[2]).partition(" No ")[0]) for _, _, cells in rows) == [
         ("Discarded", ""), ("Needs a decision", "Safe to run again"),
     ]  # fmt: skip
+
+
+def test_an_audit_row_leads_to_what_it_was_done_to(cast: Cast, sign_in: SignIn, letter: DeadLetter) -> None:
+    retry_letter(letter_id=letter.id, by=cast.olga, key="k")
+    client = sign_in(cast.ada)
+    page = client.get("/ops/audit/?action=dead-letters.retry").content.decode()
+    assert f'href="/ops/dead-letters/{letter.id}/"' in page
+    event = AuditEvent.objects.get(action="dead-letters.retry")
+    assert f'href="/ops/dead-letters/{letter.id}/"' in client.get(f"/ops/audit/{event.id}/").content.decode()

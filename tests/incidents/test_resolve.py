@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from deadletters.models import DeadLetter
@@ -30,6 +32,8 @@ def test_closing_without_repairing_closes_its_letters_through_it(incident: Incid
     incident.refresh_from_db()
     assert (done.state, done.changed) == ("resolved", True)
     assert incident.resolution_summary == "[fixed_upstream] it was them"
+    event = AuditEvent.objects.get(action="operations.incident_resolved")
+    assert (event.reason, json.loads(event.outcome)["unrepaired"]) == ("it was them", 5)
     assert (incident.unresolved_count, incident.resolved_by) == (0, cast.ada.ref)
     assert DeadLetter.objects.unresolved().count() == 0
     assert {letter.standing(incident) for letter in DeadLetter.objects.all()} == {"resolved"}

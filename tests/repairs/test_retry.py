@@ -191,7 +191,9 @@ def test_an_outcome_that_may_have_happened_needs_the_providers_word(cast: Cast) 
     action = RepairAction.objects.get()
     assert (action.provider_answer, action.reference) == ("did_not_happen", "mailhub log 4711")
     assert letter.outcome_class == OutcomeClass.SAFE
-    assert '"providerChecked":true' in AuditEvent.objects.get(action="dead-letters.retry").outcome
+    event = AuditEvent.objects.get(action="dead-letters.retry")
+    assert '"providerChecked":true' in event.outcome
+    assert event.reason == "It had not happened: mailhub log 4711"
 
 
 def test_already_happened_closes_the_letter_without_a_run(cast: Cast) -> None:
