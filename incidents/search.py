@@ -77,8 +77,9 @@ def _named(typed: str, anywhere: IncidentQuerySet, letters: Any) -> IncidentQuer
     ids = set() if named is None else set(named.order_by().values_list("incident_id", flat=True)[:JOBS_LOOKED_AT])
     if (id_ := typed_id(typed)) is not None:
         ids.add(id_)
-    if not ids:
-        return None
     found = anywhere.filter(id__in=ids)
+    # Not every id names something here: an order's or a request's stands in the texts, which are looked at next.
+    if not ids or not found.exists():
+        return None
     found.search = Search(told="By an id, in any state.")
     return found

@@ -224,6 +224,13 @@ def test_an_id_is_looked_for_before_words_and_in_any_state() -> None:
     assert {row.id for row in letters(f'"{named.task_id}"')} == {says_so.id}
 
 
+def test_an_id_that_names_nothing_is_looked_for_in_the_texts(way: None) -> None:
+    of_order = "5b1f0c9e-2d7a-4c55-9a51-0f6f3e1f7a11"
+    letter = dead_letter(body=f'[["{of_order}"], {{}}, {{}}]'.encode())
+    assert [row.id for row in letters(of_order)] == [letter.id]
+    assert [row.id for row in incidents(of_order)] == [letter.incident_id]
+
+
 def test_the_number_of_an_incident_finds_its_jobs_and_in_quotes_the_texts() -> None:
     first = dead_letter()
     number = 41_907
