@@ -486,7 +486,9 @@ class GrantAdmin(OperatorAdmin):
         if user is None or not (is_self or held or answer or manages_everything(by)):
             form.add_error("user", "There is no such user, or you manage none of their permissions.")
             return {}
-        matrix = by_action_and_tenant(held, values["tenant"])
+        # A "no" is true only for who sees every permission of that person.
+        sees_all = is_self or manages_everything(by)
+        matrix = by_action_and_tenant(held, values["tenant"]) if sees_all else None
         return {"answer": answer, "held": held, "person": username, "is_self": is_self, "matrix": matrix}
 
 

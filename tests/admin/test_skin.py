@@ -254,6 +254,19 @@ def test_what_somebody_may_do_is_a_table_by_action_and_tenant(cast: Cast, sign_i
     assert client.get("/ops/permissions/explain/?user=vera").context["matrix"] is None
 
 
+@pytest.mark.django_db
+def test_who_does_not_see_every_permission_of_somebody_gets_no_table_of_them(cast: Cast, sign_in: SignIn) -> None:
+    """C15: the table would say no where the answer above it says yes."""
+    give(cast.olga, Action.GRANTS_MANAGE, tenant="default")
+    give(cast.vera, Action.DEAD_LETTERS_RETRY, tenant="default")
+    client = sign_in(cast.olga)
+    context = client.get("/ops/permissions/explain/?user=vera&action=inspect&tenant=default").context
+    assert context["answer"].allowed
+    assert [one.action for one in context["held"]] == ["dead-letters.retry"]
+    assert context["matrix"] is None
+    assert client.get("/ops/permissions/explain/?user=olga").context["matrix"].tenants == ["default"]
+
+
 # -- in a browser ------------------------------------------------------------------------------------------------------
 
 
