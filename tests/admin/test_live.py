@@ -10,6 +10,7 @@ from django.contrib.sessions.models import Session
 from django.test import Client
 
 from deadletters.models import TaskMinute, WorkerNode
+from grants.actions import Action
 from grants.models import ScopeUserGrant
 from incidents.services import acknowledge_incident
 from opsconsole.console import machinery, overview
@@ -18,7 +19,7 @@ from opsconsole.core.database import database_now
 from tests.admin.conftest import SignIn
 from tests.admin.test_in_a_browser import log_in
 from tests.browser import open_page
-from tests.cast import Cast
+from tests.cast import Cast, give, make_operator
 from tests.factories import dead_letter
 
 if TYPE_CHECKING:
@@ -81,6 +82,29 @@ def test_who_may_see_nothing_gets_nothing(cast: Cast, sign_in: SignIn) -> None:
     assert client.get(LIVE).status_code == 200
     ScopeUserGrant.objects.filter(user_id=cast.olga.user_id).delete()
     assert client.get(LIVE).status_code == 403
+
+
+@pytest.mark.django_db
+def test_a_grant_over_one_actor_is_told_what_changed_and_ends_at_once(cast: Cast, sign_in: SignIn) -> None:
+    """B1: no incident tells that something changed, and no plan of grants tells which actors they name."""
+    one = make_operator("one")
+    for actor in ("7", "8"):
+        give(one, Action.INSPECT, tenant="default", actor_type="customer", actor_id=actor)
+        dead_letter(actor_type="customer", actor_id=actor)
+    client = sign_in(one)
+
+    def look(etag: str) -> tuple[int, str, list[str]]:
+        answer = client.get(LIVE, headers={"if-none-match": etag})
+        return answer.status_code, answer["ETag"], re.findall(r"<strong>(\d+)</strong>", answer.content.decode())[:5]
+
+    status, etag, shown = look("")
+    assert (status, shown) == (200, ["0", "0", "2", "0", "2"])
+    assert look(etag)[0] == 304
+    dead_letter(actor_type="customer", actor_id="8")
+    status, etag, shown = look(etag)
+    assert (status, shown) == (200, ["0", "0", "3", "0", "3"])
+    ScopeUserGrant.objects.filter(user_id=one.user_id).last().delete()
+    assert look(etag)[::2] == (200, ["0", "0", "1", "0", "1"])
 
 
 @pytest.mark.django_db
