@@ -399,7 +399,7 @@ class IncidentAdmin(OperatorAdmin):
 
     def list_context(self, request: HttpRequest, cl: KeysetChangeList) -> dict[str, Any]:
         """Add what the search says; the tabs take the place of a drop-down for the state."""
-        cast(Any, request)._ops_filtered = self.filtered(request, cl)
+        cast(Any, request)._ops_filtered = None if cl.query.strip() else self.filtered(request, cl)
         context = super().list_context(request, cl)
         tabs = str(StateFilter.title)
         return {
@@ -416,12 +416,18 @@ class IncidentAdmin(OperatorAdmin):
                 rows = spec.queryset(request, rows)
         return rows
 
-    def list_tabs(self, request: HttpRequest) -> list[tuple[str, str, dict[str, str], str]]:
-        """Return the tabs with how many incidents each has under the other filters: one statement counts for all."""
+    def list_tabs(self, request: HttpRequest) -> list[tuple[str, str, dict[str, str], str | None]]:
+        """Return the tabs with how many incidents each has under the other filters: one statement counts for all.
+
+        A search would have to be made for each of them; what it finds is not counted.
+        """
         rows, by = cast(Any, request)._ops_filtered, operator_of(request)
-        counts = capped_counts([in_tab(rows, tab, by) for tab in TABS], MOST_COUNTED)
+        counts: list[str | None] = [None] * len(TABS)
+        if rows is not None:
+            found = capped_counts([in_tab(rows, tab, by) for tab in TABS], MOST_COUNTED)
+            counts = [capped(count, MOST_COUNTED) for count in found]
         return [
-            (tab or "all", label, {StateFilter.parameter_name: tab}, capped(count, MOST_COUNTED))
+            (tab or "all", label, {StateFilter.parameter_name: tab}, count)
             for (tab, label), count in zip(TABS.items(), counts, strict=True)
         ]
 

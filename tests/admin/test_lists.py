@@ -188,6 +188,18 @@ def test_an_incident_is_found_by_its_number_in_any_state(cast: Cast, sign_in: Si
     assert _numbers(client.get("/ops/incidents/", {"q": "9" * 30})) == []
 
 
+def test_no_tab_says_how_many_there_are_while_a_search_leaves_fewer(cast: Cast, sign_in: SignIn) -> None:
+    _make_incidents(5)
+    client = sign_in(cast.ada)
+
+    def counts(typed: str) -> list[str]:
+        return [tab.count for tab in client.get("/ops/incidents/", {"q": typed}).context["tabs"]]
+
+    assert counts("")[0] == "6"
+    assert counts(" ") == counts("")
+    assert set(counts("nosuchword")) == {""}
+
+
 def test_a_search_finds_no_incident_of_another_tenant(cast: Cast, sign_in: SignIn) -> None:
     other = dead_letter(tenant="t-b").incident
     assert _numbers(sign_in(cast.olga).get("/ops/incidents/", {"q": str(other.number)})) == []
