@@ -479,6 +479,22 @@ def test_the_text_to_send_is_copied(page: Page, cast: Cast) -> None:
 
 @in_a_browser
 @pytest.mark.django_db(transaction=True)
+def test_what_can_be_copied_still_can_once_the_page_has_renewed_itself(page: Page, cast: Cast) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    letter = dead_letter()
+    log_in(page)
+    page.goto(f"/ops/incidents/{letter.incident_id}/retry/")
+    page.get_by_role("button", name="Retry 1").click()
+    page.get_by_text("This page renews itself every 3 s").wait_for()
+    page.evaluate("document.getElementById('content').dataset.isOld = 'yes'")
+    page.locator("#content:not([data-is-old])").wait_for()
+    page.get_by_text("As text").click()
+    page.get_by_role("button", name="Copy text").click()
+    assert page.evaluate("navigator.clipboard.readText()").startswith("INC-")
+
+
+@in_a_browser
+@pytest.mark.django_db(transaction=True)
 def test_a_page_that_can_not_be_renewed_says_so(page: Page, cast: Cast) -> None:
     letter = dead_letter()
     log_in(page)

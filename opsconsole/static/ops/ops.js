@@ -22,22 +22,25 @@ window.addEventListener("pageshow", () => {
 });
 
 // What is to be copied stands in the page, in the element that the button names.
-for (const button of document.querySelectorAll("[data-copy]")) {
-  const source = document.getElementById(button.dataset.copy);
-  if (source === null || !navigator.clipboard) continue; // a browser copies only over https, and on this very machine
-  button.hidden = false;
-  const label = button.textContent;
-  button.addEventListener("click", async () => {
-    try {
-      await navigator.clipboard.writeText(source.value ?? source.textContent);
-      button.textContent = "Copied";
-    } catch {
-      getSelection().selectAllChildren(source);
-      button.textContent = "Selected: copy it with Ctrl+C";
-    }
-    setTimeout(() => { button.textContent = label; }, 3_000);
-  });
-}
+const offerCopies = (place) => {
+  for (const button of place.querySelectorAll("[data-copy]")) {
+    const source = document.getElementById(button.dataset.copy);
+    if (source === null || !navigator.clipboard) continue; // a browser copies only over https, and on this very machine
+    button.hidden = false;
+    const label = button.textContent;
+    button.addEventListener("click", async () => {
+      try {
+        await navigator.clipboard.writeText(source.value ?? source.textContent);
+        button.textContent = "Copied";
+      } catch {
+        getSelection().selectAllChildren(source);
+        button.textContent = "Selected: copy it with Ctrl+C";
+      }
+      setTimeout(() => { button.textContent = label; }, 3_000);
+    });
+  }
+};
+offerCopies(document);
 
 // Every time on a page is UTC; this says what that is where the reader sits.
 const tellTime = () => {
@@ -73,7 +76,9 @@ const renew = async () => {
     const fresh = page.getElementById("content");
     const opened = [...content.querySelectorAll("details")].map((one) => one.open);
     fresh.querySelectorAll("details").forEach((one, place) => { one.open = opened[place] ?? one.open; });
-    if (!isInUse(content)) content.replaceWith(fresh);
+    if (isInUse(content)) return;
+    content.replaceWith(fresh);
+    offerCopies(fresh);
   }
 };
 
