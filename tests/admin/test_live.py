@@ -268,6 +268,20 @@ def test_who_is_no_longer_let_in_is_asked_to_sign_in_and_it_stops(
 @browser_test
 @pytest.mark.browser
 @pytest.mark.django_db(transaction=True)
+def test_an_answer_that_is_not_the_consoles_leaves_the_page_stale(page: Page, cast: Cast) -> None:
+    """Such as the page on which a proxy asks who one is, with status 200."""
+    dead_letter()
+    log_in(page)
+    page.route("**/ops/live/**", lambda route: route.fulfill(status=200, body="<h1>Who are you?</h1>"))
+    page.get_by_text("Not updated since").wait_for(timeout=WAIT_MS)
+    assert number(page) == "1"
+    page.unroute_all()
+    page.get_by_text("Refreshes every 1 s").wait_for(timeout=WAIT_MS)
+
+
+@browser_test
+@pytest.mark.browser
+@pytest.mark.django_db(transaction=True)
 def test_a_hidden_page_asks_nothing_and_one_that_is_seen_again_asks_at_once(page: Page, cast: Cast) -> None:
     dead_letter()
     log_in(page)

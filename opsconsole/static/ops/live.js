@@ -71,7 +71,9 @@ class Live {
     if (answer.status === 304) return this.succeed();
     if (!answer.ok) return this.fail("The console answers with an error; it is asked again.");
     const fragment = new DOMParser().parseFromString(text, "text/html");
-    for (const part of fragment.querySelectorAll("[data-live-part]")) this.waiting.set(part.dataset.livePart, part);
+    const parts = fragment.querySelectorAll("[data-live-part]");
+    if (parts.length === 0) return this.fail("Something else than the console answers; it is asked again.");
+    for (const part of parts) this.waiting.set(part.dataset.livePart, part);
     this.etag = answer.headers.get("ETag") || "";
     this.settle();
     this.succeed();
