@@ -521,6 +521,11 @@ class RepairableIncidentAdmin(IncidentAdmin):
         expected = posted_number(request.POST.get("expected"))
         if expected is None:
             return self.confirm(request, self.asking_all(incident, by=by), status=400)
+        judged = judge_jobs(incident, Served.by(incident.source, database_now()))
+        # Where none waits any more, the service tells a second click that it was done.
+        if judged.waiting and not judged.asks_nothing:
+            messages.warning(request, "They are not all safe to run again any more. Look at them as they are now.")
+            return HttpResponseRedirect(self.url("retry_all", incident.id))
         try:
             key = posted_key(request)
             done = with_version(

@@ -25,7 +25,7 @@ from opsconsole.core.database import database_now
 from opsconsole.core.ids import new_id
 from repairs.admin.bars import breakdown, hour_chart
 from repairs.models import RepairAction, RepairBatch
-from repairs.services import retry_letter
+from repairs.services import discard_letter, retry_letter
 from tests.admin.conftest import SignIn
 from tests.admin.tools import confirm, hidden_fields, mark_sent, newest_repair, succeed, text_of
 from tests.cast import Cast, give
@@ -188,6 +188,24 @@ def test_retrying_all_takes_no_other_number_than_was_shown(letter: DeadLetter, c
     assert "Retry all 3 jobs of INC-" in text
     assert not RepairBatch.objects.exists()
     assert client.post(url, fields | {"expected": "x"}).status_code == 400
+
+
+@pytest.mark.parametrize("values", [{"outcome_class": "not_declared"}, {"chord_id": "chord-1"}])
+def test_as_many_jobs_that_are_other_ones_are_asked_about(
+    values: dict[str, str], letter: DeadLetter, cast: Cast, sign_in: SignIn
+) -> None:
+    """C19, RET-03: one that was shown is gone, and one that asks something has come in its place."""
+    shown = [dead_letter() for _ in range(2)]
+    client = sign_in(cast.olga)
+    _try_one(client, letter.incident)
+    url = _url(letter.incident, "retry/")
+    fields = hidden_fields(client.get(_url(letter.incident)).content.decode(), url)
+    discard_letter(letter_id=shown[1].id, by=cast.olga, key="discard", reason="nobody wants it")
+    _make(dead_letter(), **values)
+    text = text_of(client.post(url, fields, follow=True).content.decode())
+    assert "They are not all safe to run again any more." in text
+    assert "Retry all 2 jobs of INC-" in text
+    assert not RepairBatch.objects.exists()
 
 
 def test_many_jobs_are_tried_by_one_whose_message_was_looked_at(
