@@ -67,6 +67,8 @@ def environment_tone(name: str) -> str:
     words = set(re.split(r"[^a-z0-9]+", name.lower()))
     if "pre" in words:
         return "amber"
+    if words & {"non", "not"}:
+        return "violet"
     return next((tone for tone, known in ENVIRONMENT_TONES.items() if words & known), "violet")
 
 

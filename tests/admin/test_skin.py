@@ -50,7 +50,8 @@ def serve(*tasks: str) -> None:
     [
         ("production", "red"), ("production-eu", "red"), ("eu.prod", "red"), ("LIVE", "red"), ("Staging 2", "amber"),
         ("pre-production", "amber"), ("preprod", "amber"), ("test", "blue"), ("development", "green"),
-        ("reproduction", "violet"), ("delivery", "violet"), ("blue", "violet"),
+        ("reproduction", "violet"), ("delivery", "violet"), ("blue", "violet"), ("non-production", "violet"),
+        ("not-live", "violet"),
     ],
 )  # fmt: skip
 def test_production_is_red_and_nothing_else_is(name: str, tone: str) -> None:
