@@ -25,7 +25,7 @@ from deadletters.admin import ADMINS as DEAD_LETTER_ADMINS
 from grants.actions import Action
 from grants.admin import ADMINS as GRANT_ADMINS
 from grants.pages import OperatorAdmin, held_by
-from opsconsole.console.down import DATABASE_DOWN, show_database_down
+from opsconsole.console.down import DATABASE_DOWN, is_about_the_statement, show_database_down
 from opsconsole.console.machinery import machinery
 from opsconsole.console.overview import live_overview, overview_context
 from opsconsole.console.schedule import schedule_admins
@@ -107,7 +107,9 @@ class ConsoleSite(AdminSite):
                 # Templates ask the database as well, and after this nobody could answer for it.
                 if isinstance(response, TemplateResponse):
                     response.render()
-            except DATABASE_DOWN:
+            except DATABASE_DOWN as error:
+                if is_about_the_statement(error):
+                    raise
                 response = show_database_down(request)
             return protect(response)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from django.db import connection
+from django.db import DatabaseError, connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -562,6 +562,21 @@ def test_a_database_that_cannot_be_reached_is_a_page_that_asks_nothing(database:
         assert not re.findall(r"<(a|form|script)\b", html), path
         assert headers["X-Request-ID"] in text
         assert ("It is not known whether what you sent was done" in text) == path.endswith("/take/")
+
+
+@pytest.mark.django_db
+def test_a_statement_that_is_wrong_is_no_database_that_is_down(
+    cast: Cast, sign_in: SignIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bug, and a migration that was not run, must reach whoever is told of errors."""
+
+    def ask(*_: object) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT nothing_of_the_kind FROM ops_incidents_incident")
+
+    monkeypatch.setattr(overview, "count_unresolved", ask)
+    with pytest.raises(DatabaseError, match="nothing_of_the_kind"):
+        sign_in(cast.ada).get("/ops/")
 
 
 @pytest.mark.django_db
