@@ -535,7 +535,7 @@ class IncidentAdmin(OperatorAdmin):
                 at=event.at,
                 who=event.operator_name,
                 what=AUDIT_WORDS.get(event.action, event.action),
-                detail=event.reason or _why(event),
+                detail="; ".join(filter(None, (_why(event), event.reason))),
                 action=event.action,
             )
             for event in events.order_by("-at", "-id")[:TIMELINE_ROWS]

@@ -93,18 +93,22 @@ class Asker:
                 self.heard = Heard(silent_since=timezone.now())
             if not is_running and time.monotonic() - self._asked_at > KEPT_SECONDS:
                 self._asked_at = time.monotonic()
-                wanted = sorted({*names, *self.app.amqp.queues})[:MOST_QUEUES]
                 self._thread = threading.Thread(
-                    target=self._run, args=(wanted,), name="opsconsole-queue-depths", daemon=True
+                    target=self._run, args=(list(names),), name="opsconsole-queue-depths", daemon=True
                 )
-                self._thread.start()
+                try:
+                    self._thread.start()
+                except RuntimeError:  # the system has no more threads; then nobody knows
+                    self.heard = Heard(silent_since=self.heard.silent_since or timezone.now())
         if not self.heard.is_asked:
             self._answered.wait(max(self._asked_at + PATIENCE_SECONDS - time.monotonic(), 0))
         return self.heard
 
     def _run(self, names: list[str]) -> None:
         try:
-            self.heard = Heard(depths=read_depths(self.app, names))
+            # Here and not in the request: a project's own configuration of its queues may be wrong.
+            wanted = sorted({*names, *self.app.amqp.queues})[:MOST_QUEUES]
+            self.heard = Heard(depths=read_depths(self.app, wanted))
         except Exception as error:  # noqa: BLE001 - a transport raises what it likes, and the page says "unknown"
             logger.info("the broker of %s cannot be asked: %s", self.app.main, type(error).__name__)
             self.heard = Heard(silent_since=self.heard.silent_since or timezone.now())

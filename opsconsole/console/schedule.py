@@ -14,7 +14,7 @@ from django.contrib import admin
 from django.http import HttpRequest
 
 from grants.pages import OperatorAdmin
-from opsconsole.core.admin import CONFIGURATION, Cell, Pill, thousands
+from opsconsole.core.admin import CONFIGURATION, Cell, Pill, thousands, when
 from opsconsole.core.safe_text import safe_text
 
 
@@ -69,7 +69,7 @@ class ScheduleAdmin(OperatorAdmin):
 
     def _limits(self, row: Any) -> list[tuple[str, str]]:
         return [
-            ("grey", f"{word} {at:%d %b %Y %H:%M} UTC")
+            ("grey", f"{word} {when(at)} UTC")
             for word, at in (("from", row.start_time), ("until", row.expires))
             if at is not None
         ]

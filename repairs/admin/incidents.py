@@ -430,6 +430,8 @@ class RepairableIncidentAdmin(IncidentAdmin):
         if chosen is None:
             asked = self.asking_one(incident, first_to_retry(incident, served), served, by=by)
             return self.confirm(request, asked, status=400)
+        if must_ask(request, chosen):
+            return self.confirm(request, self.asking_one(incident, chosen, served, by=by), status=400)
         form = retry_form(chosen, request.POST)
         if not form.is_valid():
             key = request.POST.get("idempotency_key", "")
@@ -613,6 +615,13 @@ class RepairableIncidentAdmin(IncidentAdmin):
             note=_takes(incident) if run or asked_about else "",
             key=key,
         )
+
+
+def must_ask(request: HttpRequest, chosen: Checked) -> bool:
+    """Say whether a button that acts at once was pressed for a job that has come to need a question since."""
+    if "at_once" not in request.POST or chosen.letter.state != LetterState.OPEN:
+        return False
+    return chosen.prospect is not Prospect.SAFE or bool(chosen.letter.chord_id)
 
 
 def retry_form(chosen: Checked, data: Any = None) -> RetryForm:

@@ -36,7 +36,7 @@ from opsconsole.core.admin import again, thousands
 from opsconsole.core.database import database_now
 from opsconsole.core.errors import OpsError
 from opsconsole.core.ids import new_id
-from repairs.admin.incidents import carry_out, refused_words, retry_form, reveal_of
+from repairs.admin.incidents import carry_out, must_ask, refused_words, retry_form, reveal_of
 from repairs.admin.words import (
     LISTED,
     TALK_FIRST,
@@ -145,8 +145,9 @@ class RepairableLetterAdmin(DeadLetterAdmin):
         now = database_now()
         served = Served.by(letter.source, now)
         checked = check_letter(letter, letter.incident, served=served, now=now)
-        if request.method != "POST":
-            return self.confirm(request, self.asking(letter, checked, served, by=by))
+        if request.method != "POST" or must_ask(request, checked):
+            status = 200 if request.method != "POST" else 400
+            return self.confirm(request, self.asking(letter, checked, served, by=by), status=status)
         form = retry_form(checked, request.POST)
         if not form.is_valid():
             key = request.POST.get("idempotency_key", "")

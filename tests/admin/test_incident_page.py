@@ -121,6 +121,26 @@ def _make(letter: DeadLetter, **values: Any) -> None:
     DeadLetter.objects.filter(id=letter.id).update(**values)
 
 
+@pytest.mark.parametrize("values", [{"outcome_class": "not_declared"}, {"chord_id": "c-1"}])
+def test_a_button_that_acts_at_once_asks_if_its_job_has_come_to_need_it(
+    values: dict[str, str], letter: DeadLetter, cast: Cast, sign_in: SignIn
+) -> None:
+    """C19: what was not shown is not sent; the question is, and its answer is taken."""
+    client = sign_in(cast.olga)
+    for page, url in (
+        (_url(letter.incident), _url(letter.incident, "retry-one/")),
+        (f"/ops/dead-letters/{letter.id}/", f"/ops/dead-letters/{letter.id}/retry/"),
+    ):
+        fields = hidden_fields(client.get(page).content.decode(), url)
+        _make(letter, **values)
+        answer = client.post(url, fields)
+        assert answer.status_code == 400
+        assert not RepairAction.objects.exists()
+        _make(letter, outcome_class="safe", chord_id="")
+    client.post(url, hidden_fields(answer.content.decode(), ""))
+    assert RepairAction.objects.count() == 1
+
+
 @pytest.mark.parametrize(
     "values",
     [{"outcome_class": "ambiguous", "outcome_reason": "It timed out."}, {"outcome_class": "not_declared"},
