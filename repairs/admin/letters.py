@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from django.contrib import messages
+from django.contrib import admin, messages
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
@@ -32,7 +32,7 @@ from grants.pages import (
 )
 from incidents.admin import Button, Buttons, incident_name, seen, state_words, with_version
 from incidents.models import Incident
-from opsconsole.core.admin import again, thousands
+from opsconsole.core.admin import Cell, Pill, again, thousands
 from opsconsole.core.database import database_now
 from opsconsole.core.errors import OpsError
 from opsconsole.core.ids import new_id
@@ -55,7 +55,7 @@ from repairs.errors import LetterNotFound
 from repairs.models import RepairAction
 from repairs.payloads import read_payload
 from repairs.prospects import FULLY_CHECKED, Checked, Prospect, check_letter, prospect_of
-from repairs.refusals import Served
+from repairs.refusals import LOADED, Served, load_messages, unload_messages
 from repairs.services import LetterMutation, close_letter_as_done, discard_letter, retry_letter
 
 RETRY_SELECTED = "retry_selected"
@@ -74,6 +74,30 @@ class RepairableLetterAdmin(DeadLetterAdmin):
         ("discard", "<uuid:object_id>/discard/", "discard_view"),
         ("payload", "<uuid:object_id>/payload/", "payload_view"),
     )
+
+    # -- list ----------------------------------------------------------------------------------------------------------
+
+    def list_context(self, request: HttpRequest, cl: Any) -> dict[str, Any]:
+        """Look at what is listed as a retry would, so that no list calls safe what its own page says can't be sent."""
+        waiting = [one for one in cl.result_list if not one.is_closed(one.incident) and one.state == LetterState.OPEN]
+        now = database_now()
+        served = {source: Served.by(source, now) for source in {one.source for one in waiting}}
+        for start in range(0, len(waiting), LOADED):
+            few = waiting[start : start + LOADED]
+            load_messages(few)
+            for one in few:
+                one.checked = check_letter(one, one.incident, served=served[one.source], now=now)
+            unload_messages(few)
+        return super().list_context(request, cl)
+
+    @admin.display(description="If run again")
+    def outcome(self, row: DeadLetter) -> Cell | str:
+        checked: Checked | None = getattr(row, "checked", None)
+        if checked is None:
+            return ""
+        if checked.prospect is Prospect.BLOCKED:
+            return Cell(pills=[Pill(text="Can't be retried", kind="grey")], second=checked.remark)
+        return super().outcome(row)
 
     # -- page ----------------------------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.django_db
 QUERIES = {
     # path: queries of a signed-in operator with a warm machinery line; session and user are two of them.
     "/ops/incidents/": 9,  # the tabs are counted, the open jobs and the live workers looked at, one query each
-    "/ops/dead-letters/": 7,
+    "/ops/dead-letters/": 11,  # the messages, the live workers (two, where none is) and policies that decide a retry
     "/ops/repairs/": 7,
     "/ops/audit/": 6,  # one of them writes down that it was read
     "/ops/workers/": 4,
@@ -383,3 +383,18 @@ def test_an_audit_row_leads_to_what_it_was_done_to(cast: Cast, sign_in: SignIn, 
     assert f'href="/ops/dead-letters/{letter.id}/"' in page
     event = AuditEvent.objects.get(action="dead-letters.retry")
     assert f'href="/ops/dead-letters/{letter.id}/"' in client.get(f"/ops/audit/{event.id}/").content.decode()
+
+
+def test_a_list_calls_nothing_safe_that_its_own_page_says_can_not_be_sent(
+    cast: Cast, sign_in: SignIn, letter: DeadLetter
+) -> None:
+    """The list judges as the page does, arguments and live workers included."""
+    now = database_now()
+    WorkerNode.objects.create(
+        id="w1", source="tests", host="h", pid=1, queues='["celery"]', started_at=now, seen_at=now,
+        tasks=json.dumps({"shop.send_mail": describe_signature(lambda other, another: None)}),
+    )  # fmt: skip
+    client = sign_in(cast.olga)
+    for path in ("/ops/dead-letters/", f"/ops/dead-letters/{letter.id}/"):
+        assert "Can't be retried" in text_of(client.get(path).content.decode())
+    assert 'ops-good">Safe to run again' not in client.get("/ops/dead-letters/").content.decode()
