@@ -204,6 +204,7 @@ class RepairableIncidentAdmin(IncidentAdmin):
             .newest_first()[: REPAIRS_SHOWN + 1]
         )
         latest = None if incident.is_resolved else _latest_retry(incident, repairs)
+        failed_again = _failed_again(incident, repairs)
         first = self.first_to_send(incident, judged, served, by=by)
         self.add_repair_buttons(context["buttons"], incident, context["may"], judged, latest, first=first, by=by)
         hidden = {**context["hidden"], "expected": str(len(judged.waiting))}
@@ -260,6 +261,8 @@ class RepairableIncidentAdmin(IncidentAdmin):
             "no_worker_seen": not served.has_nodes,
             "policy": served.policies.for_task(incident.job_type),
             "latest": latest,
+            "failed_again": failed_again,
+            "failed_again_url": f"?{urlencode({'job': failed_again.letter_id})}#job" if failed_again else "",
             "chart": _chart(incident, now),
             "as_text": as_text(request, incident, counted, by=by, now=now),
             "as_curl": as_curl(request, incident, counted.waiting),
@@ -762,6 +765,15 @@ def _latest_retry(incident: Incident, newest: Sequence[RepairAction]) -> RepairA
         if is_retry and action.planned_at >= incident.opened_at:
             return action
     return latest_retry(incident) if len(newest) > REPAIRS_SHOWN else None
+
+
+def _failed_again(incident: Incident, newest: Sequence[RepairAction]) -> RepairAction | None:
+    """Return the repair that was the last to be settled, if it has failed and its job waits for a decision again."""
+    settled = [one for one in newest if one.settled_at is not None and one.state != ActionState.CANCELLED]
+    last = max(settled, key=lambda one: (one.settled_at, one.planned_at), default=None)
+    if last is None or incident.is_resolved or last.state != ActionState.FAILED:
+        return None
+    return last if last.letter.state == LetterState.OPEN else None
 
 
 def _chosen_values(request: HttpRequest) -> dict[str, str]:

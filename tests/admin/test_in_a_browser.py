@@ -14,7 +14,7 @@ from repairs.models import RepairAction
 from repairs.services import retry_letter
 from tests.admin.test_access import PAGES, World
 from tests.admin.test_access import world as world
-from tests.admin.tools import mark_sent, newest_repair, succeed
+from tests.admin.tools import fail_again, mark_sent, newest_repair, succeed
 from tests.browser import visit
 from tests.cast import Cast
 from tests.factories import dead_letter
@@ -158,7 +158,7 @@ def test_a_page_fits_a_phone(page: Page, world: World, cast: Cast) -> None:
 
 
 def test_a_page_that_waits_shows_the_result_by_itself(page: Page, cast: Cast) -> None:
-    """C11: what was said stays, a fold stays open, and nothing is renewed under the hands of somebody at work."""
+    """C11: what was said goes once it is not so any more; a fold stays open."""
     letter = dead_letter()
     log_in(page)
     page.goto(f"/ops/dead-letters/{letter.id}/retry/")
@@ -168,7 +168,7 @@ def test_a_page_that_waits_shows_the_result_by_itself(page: Page, cast: Cast) ->
     page.mouse.click(5, 5)
     succeed(mark_sent(newest_repair()))
     page.locator(".ops-kicker", has_text="Repaired").wait_for()
-    assert page.get_by_text("1 job is on its way").is_visible()
+    assert page.get_by_text("1 job is on its way").count() == 0
     assert page.locator("main details").first.get_attribute("open") is not None
     assert page.locator("[data-renew]").count() == 0
 
@@ -184,6 +184,22 @@ def test_an_incident_closes_before_the_eyes_of_who_has_retried_it(page: Page, ca
     succeed(mark_sent(newest_repair()))
     page.get_by_text("Closed: repaired").wait_for()
     assert page.evaluate("window.isTheSameDocument")
+
+
+def test_what_was_said_of_a_retry_that_failed_does_not_stay(page: Page, cast: Cast) -> None:
+    """C11: another job still waits for its result, so the page goes on renewing itself."""
+    first, _second = dead_letter(), dead_letter()
+    log_in(page)
+    page.goto(f"/ops/incidents/{first.incident_id}/retry/")
+    page.get_by_role("button", name="Retry 2").click()
+    said = page.get_by_text("2 jobs are on their way")
+    said.wait_for()
+    page.wait_for_timeout(4_000)
+    assert said.is_visible(), "nothing is different yet"
+    fail_again(mark_sent(newest_repair()))
+    page.get_by_text("The last retry failed again: ").wait_for()
+    assert said.count() == 0
+    assert page.locator("[data-renew]").count() == 1
 
 
 def test_a_page_is_not_renewed_while_a_menu_is_open_in_it(page: Page, cast: Cast) -> None:

@@ -445,6 +445,7 @@ def test_a_failed_repair_is_back_as_repair_failed_with_its_lineage(
     fail_again(mark_sent(newest_repair()))
     text = text_of(client.get(_url(letter.incident)).content.decode())
     assert "Repair failed" in text
+    assert f"The last retry failed again: {DeadLetter.objects.get().error_class} ." in text
     page = text_of(client.get(f"/ops/dead-letters/{letter.id}/").content.decode())
     assert f"{letter.task_id} failed" in page
     assert f"→ {newest_repair().new_task_id} Repair failed" in page

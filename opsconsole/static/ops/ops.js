@@ -56,12 +56,14 @@ tellTime();
 setInterval(tellTime, 10_000);
 
 // A page that waits for results puts its own newest content in the place of the old, unless somebody is at work on it.
-// What was said once stands above the content and stays; so does the place to which the page was scrolled.
+// What was said once stands above the content until its state is another one; the place that was scrolled to stays.
 const isInUse = (content) => {
   const marked = getSelection();
   return content.querySelector(":focus-visible, .ops-more[open], .ops-drop[open], dialog[open]") !== null
     || (!marked.isCollapsed && content.contains(marked.anchorNode));
 };
+
+const standing = (content) => [...content.querySelectorAll(".ops-kicker .ops-pill")].map((one) => one.textContent).join();
 
 const renew = async () => {
   const content = document.querySelector("[data-renew]");
@@ -77,6 +79,8 @@ const renew = async () => {
     const opened = [...content.querySelectorAll("details")].map((one) => one.open);
     fresh.querySelectorAll("details").forEach((one, place) => { one.open = opened[place] ?? one.open; });
     if (isInUse(content)) return;
+    const isOver = fresh.dataset.renew === undefined || standing(fresh) !== standing(content);
+    if (isOver) document.querySelector(".messagelist")?.remove();
     content.replaceWith(fresh);
     offerCopies(fresh);
   }
