@@ -145,6 +145,21 @@ def first_id_of(milliseconds: int) -> UUID:
     return UUID(int=((milliseconds & (1 << 48) - 1) << 80) | (7 << 76) | (2 << 62))
 
 
+def repaired_words(incident: Incident) -> str:
+    """Return how many jobs are not repaired; of a closed incident, how many were when it was closed."""
+    count, noun = incident.letter_count, "job" if incident.letter_count == 1 else "jobs"
+    if not incident.is_resolved:
+        return f"{thousands(incident.unresolved_count)} of {thousands(count)} {noun} not repaired"
+    end = EpisodeEnd.objects.filter(incident=incident, episode=incident.episode).first()
+    if end is not None and end.unrepaired_count:
+        left = end.unrepaired_count
+        return f"{thousands(left)} {'job' if left == 1 else 'jobs'} closed without repair"
+    # Jobs of an earlier episode may have been left undone, and are counted among its jobs.
+    if incident.episode > 1:
+        return "every job of this episode settled"
+    return f"{thousands(count)} of {thousands(count)} {noun} settled"
+
+
 def standing_of(incident: Incident) -> str:
     """Return what of an incident's state a decision rests on; counts, which rise by themselves, are not in it."""
     return f"{incident.state}:{incident.episode}:{incident.acknowledged_by}"
@@ -489,6 +504,7 @@ class IncidentAdmin(OperatorAdmin):
             may=may,
             timeline=self.timeline(incident),
             endings=self.endings(incident),
+            repaired_words=repaired_words(incident),
             resolution=resolution_words(incident.resolution_code),
             resolution_text=resolution_text(incident.resolution_code, incident.resolution_summary),
         )

@@ -9,7 +9,7 @@ from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 
 from grants.operators import Operator
-from incidents.admin import incident_name, state_words
+from incidents.admin import incident_name, repaired_words, state_words
 from incidents.models import Incident
 from opsconsole.core.admin import ago, thousands, when
 from opsconsole.core.rest import API_NAMESPACE
@@ -24,10 +24,11 @@ def as_text(request: HttpRequest, incident: Incident, tiles: Tiles, *, by: Opera
     if incident.acknowledged_by:
         holder = f"{incident.acknowledged_by_name} has it, taken {when(incident.acknowledged_at)} UTC"
     severity = str(incident.get_severity_display()).capitalize()
+    standing = f"not repaired: {thousands(incident.unresolved_count)} of {thousands(incident.letter_count)}"
     lines = [
         f"{incident_name(incident)} {severity}, {state_words(incident)}, {holder}",
         incident.title[:LONGEST_LINE],
-        f"not repaired: {thousands(incident.unresolved_count)} of {thousands(incident.letter_count)}",
+        repaired_words(incident) if incident.is_resolved else standing,
         f"task {incident.job_type}, tenant {incident.tenant}, source {incident.source}",
         f"since {when(incident.opened_at)} UTC, last failure {ago(incident.last_seen_at, now)}",
     ]

@@ -431,6 +431,7 @@ def test_an_incident_closes_by_itself_once_its_jobs_have_succeeded(
     confirm(client, _url(letter.incident, "retry-one/"))
     succeed(mark_sent(newest_repair()))
     text = text_of(client.get(_url(letter.incident)).content.decode())
+    assert "1 of 1 job settled" in text
     assert "Closed: repaired Every job of it is settled. A new failure opens the incident again." in text
     assert "How this was closed before" not in text
     assert "Repaired" in text
@@ -489,8 +490,12 @@ def test_how_it_was_closed_before_is_told_once_it_is_open_again(
     """C7; how it is closed now stands above, once."""
     client = sign_in(cast.ada)
     confirm(client, _url(letter.incident, "close/"), {"code": "loss_accepted", "summary": "by hand"})
-    text = text_of(client.get(_url(letter.incident)).content.decode())
+    answer = client.get(_url(letter.incident))
+    text = text_of(answer.content.decode())
     assert "Closed: the loss is accepted by hand" in text
+    assert "1 job closed without repair" in text
+    assert "0 of 1" not in text
+    assert "1 job closed without repair" in answer.context["as_text"]
     assert "can still be retried from its own page" in text
     assert "How this was closed before" not in text
     dead_letter()
