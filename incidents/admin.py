@@ -612,6 +612,11 @@ class IncidentAdmin(OperatorAdmin):
                         incident_id=object_id, by=by, key=key, version=version, take_over=take_over
                     ),
                 )
+            except IncidentChanged as refusal:
+                if not _is_had_by(object_id, by):
+                    return self.refuse(request, refusal, incident_id=object_id)
+                messages.success(request, f"You have {incident_name(incident)}.")
+                return HttpResponseRedirect(page)
             except OpsError as refusal:
                 return self.refuse(request, refusal, incident_id=object_id)
             if done.holder == by.name:
@@ -723,6 +728,11 @@ class IncidentAdmin(OperatorAdmin):
             refusal=refusal,
             changed=changed,
         )
+
+
+def _is_had_by(incident_id: UUID, by: Operator) -> bool:
+    """Say whether somebody has an incident already: what another page of theirs asks for is so then."""
+    return Incident.objects.filter(id=incident_id, state=IncidentState.ACKNOWLEDGED, acknowledged_by=by.ref).exists()
 
 
 def _why(event: AuditEvent) -> str:

@@ -184,6 +184,24 @@ def test_taking_what_somebody_took_meanwhile_says_who(letter: DeadLetter, cast: 
     assert Incident.objects.get().acknowledged_by == cast.olga.ref
 
 
+def test_taking_what_they_have_already_says_so(letter: DeadLetter, cast: Cast, sign_in: SignIn) -> None:
+    """A10: a second tab, from before they took it in the first one; nothing is changed and nothing was wrong."""
+    client = sign_in(cast.ada)
+    take = _url(letter.incident, "take/")
+    fields = hidden_fields(client.get(_url(letter.incident)).content.decode(), take)
+    _take(client, letter.incident)
+    before = Incident.objects.get().version
+    answer = client.post(take, fields, follow=True)
+    assert answer.status_code == 200
+    assert f"You have INC-{letter.incident.number:04d}." in text_of(answer.content.decode())
+    assert Incident.objects.get().version == before
+    assert client.post(take, fields | {"idempotency_key": "another"}).status_code == 302
+    resolve_incident(
+        incident_id=letter.incident_id, by=cast.ada, key="c", code="fixed", summary="by hand", unrepaired=1
+    )
+    assert client.post(take, fields | {"idempotency_key": "a third"}).status_code == 412
+
+
 def test_further_failures_do_not_stop_a_decision(letter: DeadLetter, cast: Cast, sign_in: SignIn) -> None:
     """In a storm the version rises all the time; only what a person could have decided on counts."""
     client = sign_in(cast.olga)
