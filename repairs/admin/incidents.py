@@ -827,7 +827,7 @@ def reveal_of(letter: DeadLetter, may: Allowed, *, site: str) -> dict[str, Any]:
 
 
 def _takes(incident: Incident) -> str:
-    return "" if incident.acknowledged_by else "Nobody has this incident; retrying makes it yours."
+    return "" if incident.acknowledged_by else "Nobody has this incident; a retry makes it yours."
 
 
 def _thousand(selection: Selection) -> Section:

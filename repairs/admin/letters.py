@@ -51,7 +51,7 @@ from repairs.admin.words import (
     repair_rows,
     sections_for,
 )
-from repairs.errors import LetterNotFound
+from repairs.errors import LetterNotFound, MessageExpired
 from repairs.models import RepairAction
 from repairs.payloads import read_payload
 from repairs.prospects import FULLY_CHECKED, Checked, Prospect, check_letter, prospect_of
@@ -133,7 +133,8 @@ class RepairableLetterAdmin(DeadLetterAdmin):
     def buttons_for(self, letter: DeadLetter, checked: Checked | None, may: Allowed, by: Operator) -> Buttons:
         """Return what this operator may do about it, and one line for each thing they may not.
 
-        A job that is safe to run again and asks nothing runs again at once, as from the page of its incident.
+        A job that is safe to run again and asks nothing runs again at once, as from the page of its incident. One that
+        can't be retried has no button for it, unless all that stands against it is a time that may be overridden.
         """
         found = Buttons()
         if checked is None:
@@ -147,7 +148,9 @@ class RepairableLetterAdmin(DeadLetterAdmin):
         if Action.DEAD_LETTERS_RETRY in may:
             label = "Retry it" if at_once else "Retry…"
             url = self.url("retry", letter.id)
-            found.bar.append(Button(label=label, url=url, is_primary=True, direct=at_once))
+            is_blocked = checked.prospect is Prospect.BLOCKED
+            if not is_blocked or isinstance(checked.refusal, MessageExpired):
+                found.bar.append(Button(label=label, url=url, is_primary=not is_blocked, direct=at_once))
             found.bar.append(Button(label="It already happened…", url=self.url("done", letter.id)))
         if Action.DEAD_LETTERS_DISCARD in may:
             found.more.append(Button(label="Discard…", url=self.url("discard", letter.id), is_danger=True))
@@ -213,7 +216,7 @@ class RepairableLetterAdmin(DeadLetterAdmin):
             form=form if can_be_sent and form.fields else None,
             hidden=seen(letter.incident),
             note=(
-                "Nobody has its incident; retrying makes it yours."
+                "Nobody has its incident; a retry makes it yours."
                 if can_be_sent and not letter.incident.acknowledged_by
                 else ""
             ),

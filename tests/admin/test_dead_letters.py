@@ -164,6 +164,8 @@ def test_an_expired_job_runs_only_if_that_is_said(cast: Cast, sign_in: SignIn) -
     gone = (database_now() - timedelta(hours=1)).isoformat()
     letter = dead_letter(headers={"expires": gone})
     client = sign_in(cast.olga)
+    buttons = client.get(_url(letter)).context["buttons"].bar
+    assert ("Retry…", False) in [(button.label, button.is_primary) for button in buttons]
     assert "expired" in text_of(client.get(_url(letter, "retry/")).content.decode())
     assert confirm(client, _url(letter, "retry/")).status_code == 409
     assert confirm(client, _url(letter, "retry/"), {"run_expired": "on"}).status_code == 302
@@ -390,7 +392,7 @@ def test_a_retry_of_a_settled_job_says_in_words_why_it_cannot_be(
     page = sign_in(cast.olga).get(_url(letter, "retry/")).content.decode()
     assert "The job is known to have happened already" in text_of(page)
     assert "already_done" not in page
-    assert "retrying makes it yours" not in page
+    assert "a retry makes it yours" not in page
 
 
 def test_of_several_what_waits_no_more_is_counted_in_words(letter: DeadLetter, cast: Cast, sign_in: SignIn) -> None:

@@ -251,7 +251,7 @@ def test_retrying_one_shows_it_and_sends_it_once(letter: DeadLetter, cast: Cast,
     text = text_of(page.content.decode())
     assert "1 safe to run again" in text
     assert letter.job_id in text
-    assert "Nobody has this incident; retrying makes it yours." in text
+    assert "Nobody has this incident; a retry makes it yours." in text
     fields = hidden_fields(page.content.decode())
     assert fields["letter"] == str(letter.id)
     client.post(url, fields)
@@ -550,7 +550,7 @@ def test_a_closed_incident_offers_no_close(letter: DeadLetter, cast: Cast, sign_
     assert client.get(_url(letter.incident, "close/")).status_code == 302
     text = text_of(client.get(_url(letter.incident, "retry/")).content.decode())
     assert "There is nothing to retry" in text
-    assert "retrying makes it yours" not in text
+    assert "a retry makes it yours" not in text
     assert "No job of INC-" in text
     assert "No job of INC-" in text_of(client.get(_url(letter.incident, "retry-one/")).content.decode())
 
@@ -609,8 +609,11 @@ def test_the_page_offers_no_retry_of_jobs_whose_arguments_do_not_fit(
     assert "1 can't be retried 1: The arguments do not fit" in text
     assert not [label for label, _ in _labels(client, letter.incident) if label.startswith("Retry")]
     assert "1 can't be retried" in text_of(client.get(_url(letter.incident, "retry/")).content.decode())
-    page = text_of(client.get(f"/ops/dead-letters/{letter.id}/").content.decode())
+    answer = client.get(f"/ops/dead-letters/{letter.id}/")
+    page = text_of(answer.content.decode())
     assert "Can't be retried now" in page
+    assert "It can't be retried now: The arguments do not fit" in page
+    assert [button.label for button in answer.context["buttons"].bar] == ["It already happened…"]
     assert "Safe to run again, because" not in page
 
 
