@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, cast
@@ -96,6 +96,7 @@ class HistoryRow:
     release: str
     is_the_reason: bool
     is_exact: bool
+    run: str = ""  # what its attempts are numbered in, where that is not the job's own first run
 
 
 class LetterStateFilter(ChoiceFilter):
@@ -285,12 +286,15 @@ class DeadLetterAdmin(OperatorAdmin):
             is_open=letter.state == LetterState.OPEN,
             facts=_facts(letter),
             buttons=Buttons(),
-            **job_context(letter, self.task_ids(letter), site=self.admin_site.name),
+            **job_context(letter, self.runs(letter), site=self.admin_site.name),
         )
 
-    def task_ids(self, letter: DeadLetter) -> set[str]:
-        """Return the task ids under which a job has run; the app above adds those of its repairs."""
-        return {letter.task_id}
+    def runs(self, letter: DeadLetter) -> dict[str, str]:
+        """Return the task ids under which a job has run, each with what the run is called; the app above adds repairs.
+
+        The job's own run needs no name.
+        """
+        return {letter.task_id: ""}
 
     def traceback_view(self, request: HttpRequest, object_id: UUID, occurrence_id: UUID) -> HttpResponse:
         """Answer with a whole traceback as a text file."""
@@ -305,7 +309,7 @@ class DeadLetterAdmin(OperatorAdmin):
         )
 
 
-def job_context(letter: DeadLetter, task_ids: set[str], *, site: str) -> dict[str, Any]:
+def job_context(letter: DeadLetter, runs: Mapping[str, str], *, site: str) -> dict[str, Any]:
     """Return what a page shows of one job: every attempt, the newest traceback as far as a page goes, the arguments.
 
     However long a traceback or an error is, only what is shown of it is read.
@@ -322,7 +326,8 @@ def job_context(letter: DeadLetter, task_ids: set[str], *, site: str) -> dict[st
         url = reverse("admin:ops_deadletters_deadletter_traceback", args=[letter.id, traced.id], current_app=site)
     return {
         "letter": letter,
-        "history": history_of(letter, task_ids, occurrences),
+        "history": history_of(letter, runs, occurrences),
+        "attempt_words": attempt_words(letter, occurrences),
         "history_limit": HISTORY_ROWS,
         "traceback": text,
         "traceback_lines": len(text.splitlines()),
@@ -341,16 +346,28 @@ def _traceback_head(occurrence: Occurrence) -> str:
     return f"{head}{cast(Any, occurrence).short_text}\n"
 
 
-def history_of(letter: DeadLetter, task_ids: set[str], occurrences: Sequence[Occurrence]) -> list[HistoryRow]:
+def attempt_words(letter: DeadLetter, occurrences: Sequence[Occurrence] = ()) -> str:
+    """Return how many attempts a job has had: in all runs if all their failures are given, else in the last one."""
+    runs = letter.occurrence_count
+    if 1 < len(occurrences) < HISTORY_ROWS:
+        return f"{thousands(sum(one.retries + 1 for one in occurrences))} attempts in {len(occurrences)} runs"
+    last = f"{thousands(letter.attempts)} attempt{'' if letter.attempts == 1 else 's'}"
+    return f"{last} in the last of {thousands(runs)} runs" if runs > 1 else last
+
+
+def history_of(letter: DeadLetter, runs: Mapping[str, str], occurrences: Sequence[Occurrence]) -> list[HistoryRow]:
     """Return every run that is known to have ended badly, newest first, those that Celery retried included."""
-    known = task_ids | {one.task_id for one in occurrences} - {""}
+    known = {*runs, *(one.task_id for one in occurrences)} - {""}
     attempts = (
         Attempt.objects.filter(tenant=letter.tenant, source=letter.source, task_id__in=sorted(known)[:HISTORY_ROWS])
         .annotate(short_text=Left("error_text", HISTORY_TEXT + 1))
         .defer("error_text")
         .order_by("-happened_at", "-id")[:HISTORY_ROWS]
     )
-    rows = [*(_of_attempt(one, letter) for one in attempts), *(_of_occurrence(one, letter) for one in occurrences)]
+    rows = [
+        *(_of_attempt(one, letter, runs) for one in attempts),
+        *(_of_occurrence(one, letter, runs) for one in occurrences),
+    ]
     return sorted(rows, key=lambda row: (row.at, row.attempt), reverse=True)[:HISTORY_ROWS]
 
 
@@ -387,19 +404,21 @@ def _facts(letter: DeadLetter) -> list[tuple[str, str]]:
     return [(name, value) for name, value in pairs if value]
 
 
-def _of_attempt(one: Attempt, letter: DeadLetter) -> HistoryRow:
+def _of_attempt(one: Attempt, letter: DeadLetter, runs: Mapping[str, str]) -> HistoryRow:
     took = "" if one.duration_ms is None else f"{one.duration_ms / 1000:.1f} s"
-    return _history_row(one, letter, what="Failed, retried by Celery", took=took, is_exact=True)
+    run = runs.get(one.task_id, "")
+    return _history_row(one, letter, what="Failed, retried by Celery", took=took, is_exact=True, run=run)
 
 
-def _of_occurrence(one: Occurrence, letter: DeadLetter) -> HistoryRow:
+def _of_occurrence(one: Occurrence, letter: DeadLetter, runs: Mapping[str, str]) -> HistoryRow:
     what = "Repair failed" if one.repair_id else "Failed for good"
     if one.is_late:
         what = f"{what} (before it was closed; reported late)"
-    return _history_row(one, letter, what=what, took="", is_exact=one.is_exact)
+    run = runs.get(one.task_id) or ("a repair" if one.repair_id else "")
+    return _history_row(one, letter, what=what, took="", is_exact=one.is_exact, run=run)
 
 
-def _history_row(one: Any, letter: DeadLetter, *, what: str, took: str, is_exact: bool) -> HistoryRow:
+def _history_row(one: Any, letter: DeadLetter, *, what: str, took: str, is_exact: bool, run: str) -> HistoryRow:
     return HistoryRow(
         at=one.happened_at,
         what=what,
@@ -415,6 +434,7 @@ def _history_row(one: Any, letter: DeadLetter, *, what: str, took: str, is_exact
         is_the_reason=letter.outcome_class == OutcomeClass.AMBIGUOUS
         and (one.outcome_class, one.outcome_reason) == (letter.outcome_class, letter.outcome_reason),
         is_exact=is_exact,
+        run=run,
     )
 
 

@@ -13,7 +13,7 @@ from django.contrib import admin, messages
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 
-from deadletters.admin import OUTCOME_TONES, OUTCOME_WORDS, job_context, letter_name, letter_words
+from deadletters.admin import OUTCOME_TONES, OUTCOME_WORDS, attempt_words, job_context, letter_name, letter_words
 from deadletters.journal.events import MessageState
 from deadletters.models import DeadLetter, LetterState
 from deadletters.selectors import failures_per_hour, open_jobs_of
@@ -60,6 +60,7 @@ from repairs.admin.words import (
     letter_url,
     renewed_after,
     repair_rows,
+    repair_runs,
     sections_for,
 )
 from repairs.errors import (
@@ -244,6 +245,7 @@ class RepairableIncidentAdmin(IncidentAdmin):
                     "name": letter_name(one),
                     "url": letter_url(one.id, site=site),
                     "state": letter_words(one, incident),
+                    "attempts": attempt_words(one),
                     "error": one.error_class.rpartition(".")[2],
                     "look": f"?{urlencode({**place, **here, 'job': one.id})}#job",
                     **_if_run_again(one, judged, served),
@@ -293,10 +295,12 @@ class RepairableIncidentAdmin(IncidentAdmin):
             of_it = list(
                 RepairAction.objects.filter(letter=chosen).select_related("letter").newest_first()[:REPAIRS_SHOWN]
             )
+        are_all = len(repairs) <= REPAIRS_SHOWN or len(of_it) < REPAIRS_SHOWN
+        runs = repair_runs([one.new_task_id for one in of_it], are_all=are_all)
         by, site = operator_of(request), self.admin_site.name
         may = allowed(by, chosen.resource, [Action.PAYLOADS_READ])
         return {
-            "focus": job_context(chosen, {chosen.task_id, *(one.new_task_id for one in of_it)}, site=site),
+            "focus": job_context(chosen, {**runs, chosen.task_id: ""}, site=site),
             "focus_name": letter_name(chosen),
             "focus_url": letter_url(chosen.id, site=site),
             "focus_state": letter_words(chosen, incident),

@@ -49,6 +49,7 @@ from repairs.admin.words import (
     readable_json,
     renewed_after,
     repair_rows,
+    repair_runs,
     sections_for,
 )
 from repairs.errors import LetterNotFound, MessageExpired
@@ -157,10 +158,11 @@ class RepairableLetterAdmin(DeadLetterAdmin):
         found.missing = may.missing(VERBS)
         return found
 
-    def task_ids(self, letter: DeadLetter) -> set[str]:
+    def runs(self, letter: DeadLetter) -> dict[str, str]:
         """Add the ids that its repairs were sent under: each has attempts of its own."""
         sent = RepairAction.objects.filter(letter=letter).newest_first().values_list("new_task_id", flat=True)
-        return super().task_ids(letter) | set(sent[:REPAIRS_SHOWN])
+        found = list(sent[: REPAIRS_SHOWN + 1])
+        return {**repair_runs(found, are_all=len(found) <= REPAIRS_SHOWN), **super().runs(letter)}
 
     # -- one -----------------------------------------------------------------------------------------------------------
 

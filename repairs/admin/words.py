@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -181,6 +181,15 @@ def repair_rows(actions: Iterable[RepairAction], *, site: str) -> list[RepairRow
         )
         for one in actions
     ]
+
+
+def repair_runs(newest: Sequence[str], *, are_all: bool) -> dict[str, str]:
+    """Return what the run of each repair of a job is called, by the id it was sent under; ``newest`` come first.
+
+    What was decided without a run has no id. Where older ones were left out, nobody knows the numbers.
+    """
+    sent = [task_id for task_id in reversed(newest) if task_id]
+    return {task_id: f"repair {number}" if are_all else "a repair" for number, task_id in enumerate(sent, 1)}
 
 
 def letter_url(letter_id: Any, *, site: str) -> str:

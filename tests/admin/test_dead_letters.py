@@ -18,7 +18,7 @@ from opsconsole.core.ids import new_id
 from repairs.models import ActionState, RepairAction
 from repairs.services import close_letter_as_done, retry_letter
 from tests.admin.conftest import SignIn
-from tests.admin.tools import confirm, hidden_fields, newest_repair, text_of
+from tests.admin.tools import confirm, fail_again, hidden_fields, mark_sent, newest_repair, text_of
 from tests.cast import Cast
 from tests.factories import dead_letter
 
@@ -60,6 +60,33 @@ def test_the_page_shows_every_attempt_and_marks_the_one_that_may_have_happened(c
         ("Failed, retried by Celery", "try 0", "1.5 s"),
     ]
     assert [row.is_the_reason for row in rows] == [True, False, False]
+
+
+def test_the_attempts_of_a_repair_are_told_from_those_of_the_first_run(
+    letter: DeadLetter, cast: Cast, sign_in: SignIn
+) -> None:
+    """C1: each run begins with attempt 1; the words count the attempts of all of them."""
+    client = sign_in(cast.olga)
+    assert "1 attempt ·" in text_of(client.get(_url(letter)).content.decode())
+    confirm(client, _url(letter, "retry/"))
+    first = newest_repair(letter)
+    Attempt.objects.create(
+        tenant=letter.tenant, source=letter.source, task_id=first.new_task_id, retries=0, job_type=letter.job_type,
+        happened_at=database_now(), error_class="ValueError", outcome_class="safe",
+    )  # fmt: skip
+    fail_again(mark_sent(first))
+    confirm(client, _url(letter, "retry/"), {"answer": "did_not_happen", "reference": "log"})
+    fail_again(mark_sent(newest_repair(letter)))
+    Occurrence.objects.filter(repair_id=first.id).update(retries=1)
+    answer = client.get(_url(letter))
+    rows = {(row.attempt, row.run) for row in answer.context["history"]}
+    assert rows == {(1, ""), (1, "repair 1"), (2, "repair 1"), (1, "repair 2")}
+    text = text_of(answer.content.decode())
+    assert "4 attempts in 3 runs" in text
+    assert "1 of repair 2" in text
+    of_incident = client.get(f"/ops/incidents/{letter.incident_id}/")
+    assert {(row.attempt, row.run) for row in of_incident.context["focus"]["history"]} == rows
+    assert "1 attempt in the last of 3 runs" in text_of(of_incident.content.decode())
 
 
 def test_a_big_traceback_is_cut_and_offered_as_a_file(letter: DeadLetter, cast: Cast, sign_in: SignIn) -> None:
