@@ -263,6 +263,8 @@ class RepairableIncidentAdmin(IncidentAdmin):
             "no_worker_seen": not served.has_nodes,
             "policy": served.policies.for_task(incident.job_type),
             "latest": latest,
+            "as_of": now,
+            "refresh_url": request.get_full_path(),
             "failed_again": failed_again,
             "failed_again_url": f"?{urlencode({'job': failed_again.letter_id})}#job" if failed_again else "",
             "chart": _chart(incident, now),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+from datetime import UTC, timedelta
 from typing import Any
 
 import pytest
@@ -752,6 +752,19 @@ def test_pages_renew_themselves_while_a_repair_waits_for_its_result(
     assert not _renews(client, _url(letter.incident, "close/")), "no page on which somebody fills in a form"
     succeed(mark_sent(action))
     assert [_renews(client, path) for path in paths] == [False, False, False]
+
+
+def test_the_page_says_when_it_was_read_and_can_be_read_again(letter: DeadLetter, cast: Cast, sign_in: SignIn) -> None:
+    """One that renews itself needs no link for it."""
+    client = sign_in(cast.ada)
+    answer = client.get(_url(letter.incident), {"show": "all", "worker": "a&b"})
+    page = answer.content.decode()
+    assert f"as of {answer.context['as_of'].astimezone(UTC):%H:%M:%S} UTC Refresh" in text_of(page)
+    assert f'<a href="{_url(letter.incident)}?show=all&amp;worker=a%26b">Refresh</a>' in page
+    retry_letter(letter_id=letter.id, by=cast.ada, key="k")
+    text = text_of(client.get(_url(letter.incident)).content.decode())
+    assert " UTC" in text[text.index("as of ") :]
+    assert "Refresh" not in text
 
 
 def test_a_page_looks_less_often_for_a_result_that_has_not_come_for_minutes(
