@@ -174,6 +174,7 @@ class Button:
     is_primary: bool = False
     is_danger: bool = False
     direct: bool = False
+    hint: str = ""  # what the label leaves open
 
 
 @dataclass(slots=True, kw_only=True)

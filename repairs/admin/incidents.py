@@ -211,6 +211,7 @@ class RepairableIncidentAdmin(IncidentAdmin):
         hidden = {**context["hidden"], "expected": str(len(judged.waiting))}
         if first is not None:
             hidden["letter"] = str(first.id)
+        goes_first = first if any(button.hint for button in context["buttons"].bar) else None
         shown = request.GET.get("show", "all" if incident.is_resolved else "decision")
         if shown not in SHOWN:
             raise NotAListParameter("no such set of jobs")
@@ -263,6 +264,9 @@ class RepairableIncidentAdmin(IncidentAdmin):
             "no_worker_seen": not served.has_nodes,
             "policy": served.policies.for_task(incident.job_type),
             "latest": latest,
+            "goes_first": goes_first,
+            "goes_first_url": letter_url(goes_first.id, site=site) if goes_first is not None else "",
+            "goes_first_name": letter_name(goes_first) if goes_first is not None else "",
             "as_of": now,
             "refresh_url": request.get_full_path(),
             "failed_again": failed_again,
@@ -357,6 +361,7 @@ class RepairableIncidentAdmin(IncidentAdmin):
                 url=self.url("retry_one", incident.id),
                 is_primary=is_taken and not is_awaited and (is_alone or not has_succeeded),
                 direct=first is not None,
+                hint=f"Sends {letter_name(first)}" if first is not None else "",
             )
         )
         if not is_alone:

@@ -77,6 +77,17 @@ def test_three_clicks_repair_what_asks_nothing(cast: Cast, sign_in: SignIn) -> N
     assert Incident.objects.get().state == IncidentState.RESOLVED
 
 
+def test_the_button_that_sends_one_first_says_which(cast: Cast, sign_in: SignIn) -> None:
+    letters = [dead_letter() for _ in range(3)]
+    incident, name = letters[0].incident, letters[0].job_id
+    page = sign_in(cast.olga).get(_url(incident)).content.decode()
+    assert f'title="Sends {name}">Retry 1 first</button>' in page
+    assert f"“Retry 1 first” sends {name} ." in text_of(page)
+    assert text_of(page).count("goes first") == 1
+    assert f"{name} goes first Safe to run again" in text_of(page)
+    assert "goes first" not in _text(sign_in(cast.vera), _url(incident)), "who may retry nothing sends nothing"
+
+
 def test_a_button_that_was_pressed_twice_repeats_nothing(letter: DeadLetter, cast: Cast, sign_in: SignIn) -> None:
     """A9: a double click, or Back and again, has the same key."""
     for _ in range(3):
