@@ -206,7 +206,11 @@ class ConsoleSite(AdminSite):
         """Log out by POST; a GET shows the button, for pages that can't hold a form."""
         if request.method != "POST":
             return TemplateResponse(request, "ops/log_out.html", {**self.each_context(request), "title": "Log out"})
-        return super().logout(request, extra_context)
+        response = super().logout(request, extra_context)
+        if isinstance(response, TemplateResponse):
+            # Django asks what to show while somebody is still signed in; the page is for who no longer is.
+            response.context_data = {**(response.context_data or {}), **self.each_context(request)}
+        return response
 
     def get_app_list(self, request: HttpRequest, app_label: str | None = None) -> list[Any]:  # noqa: ARG002
         """Return nothing: the menu takes its place, and knows no models."""

@@ -177,6 +177,23 @@ def test_the_page_for_what_is_not_there_tells_how_to_ask(cast: Cast, sign_in: Si
 
 
 @pytest.mark.django_db
+def test_the_page_after_logging_out_shows_nothing_of_the_console(cast: Cast, sign_in: SignIn) -> None:
+    """Neither the menu nor the line about capture: who reads it is nobody any more."""
+    now = database_now()
+    WorkerNode.objects.create(id="a", source="tests", host="host-a", pid=1, started_at=now, seen_at=now)
+    client = sign_in(cast.ada)
+    before = client.get("/ops/logout/").content.decode()
+    assert "ops-menu" in before
+    assert "ops-machinery" in before
+    after = client.post("/ops/logout/")
+    assert after.status_code == 200
+    html = after.content.decode()
+    for word in ("ops-menu", "ops-phone", "ops-machinery", "host-a", "reporting", "Log out", "ada"):
+        assert word not in html, word
+    assert (after.context["menu"], after.context["machinery"], after.context["has_permission"]) == ([], None, False)
+
+
+@pytest.mark.django_db
 def test_signing_in_and_out(cast: Cast) -> None:
     client = Client()
     answer = client.post("/ops/login/", {"username": "ada", "password": "pw", "next": "/ops/incidents/"})
