@@ -517,9 +517,9 @@ class WorkerNodeAdmin(OperatorAdmin):
 
     @admin.display(description="Journal waiting")
     def waiting(self, row: WorkerNode) -> str:
-        if not row.journal_oldest_seconds:
-            return "nothing"
-        return f"{row.journal_bytes:,} bytes, oldest {row.journal_oldest_seconds:.0f} s"
+        # As the line under the header has it: what has waited for less than a second is on its way.
+        seconds = int(row.journal_oldest_seconds)
+        return f"{row.journal_bytes:,} bytes, oldest {seconds} s" if seconds else "nothing"
 
     @admin.display(description="Release")
     def release(self, row: WorkerNode) -> str:

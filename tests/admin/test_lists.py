@@ -315,12 +315,18 @@ def test_workers_are_alive_late_gone_or_stopped(cast: Cast, sign_in: SignIn) -> 
             id=name, source="tests", host=name, pid=1, queues='["mail"]',
             tasks=json.dumps({"shop.send_mail": describe_signature(lambda a, b=1, *, c, d=None: None)}),
             settings_digest=digest, started_at=now, seen_at=now - seconds(age), stopped_at=now if stopped else None,
-            trouble="disk full" if name == "b" else "",
+            trouble="disk full" if name == "b" else "", journal_bytes=797_240,
+            journal_oldest_seconds={"a": 0.4, "b": 0.9, "c": 1.0}.get(name, 12.7),
         )  # fmt: skip
     client = sign_in(cast.vera)
     rows = {cells[0]: cells for _, _, cells in client.get("/ops/workers/").context["rows"]}
     assert {name: cells[1] for name, cells in rows.items()} == {"a": "Alive", "b": "Late", "c": "Gone", "d": "Stopped"}
     assert (rows["a"][-1], rows["b"][-1]) == ("none", "disk full")
+    # What waits for less than a second is on its way, here and in the line under the header.
+    assert [rows[name][5] for name in "abcd"] == [
+        "nothing", "nothing", "797,240 bytes, oldest 1 s", "797,240 bytes, oldest 12 s",
+    ]  # fmt: skip
+    assert "oldest waiting" not in client.get("/ops/workers/b/").content.decode()
     assert "settings differ" in rows["c"][-1]
     text = text_of(client.get("/ops/workers/a/").content.decode())
     assert "shop.send_mail(a, b=…, *, c, d=…)" in text

@@ -129,7 +129,7 @@ def test_the_line_about_the_machinery_is_on_every_page_and_costs_one_query_in_fi
     with CaptureQueriesContext(connection) as found:
         for path in ("/ops/", "/ops/repairs/", "/ops/nothing/"):
             text = text_of(client.get(path).content.decode())
-            assert "1 of 2 nodes reporting (silent: host-b)" in text, path
+            assert "1 of 2 workers reporting (silent: host-b)" in text, path
             assert "oldest 7 s" in text
             assert f"Last capture {timezone.now():%d %b %Y}" in text
     assert len([one for one in found.captured_queries if "ops_deadletters_workernode" in one["sql"]]) == 1
@@ -143,7 +143,7 @@ def test_who_may_read_nothing_is_told_no_host(cast: Cast, sign_in: SignIn) -> No
         id="a", source="tests", host="host-a", pid=1, started_at=now, seen_at=now - timedelta(minutes=5)
     )
     shown = {name: sign_in(operator).get("/ops/").content.decode() for name, operator in vars_of(cast).items()}
-    assert "0 of 1 nodes reporting" in text_of(shown["nobody"])
+    assert "0 of 1 workers reporting" in text_of(shown["nobody"])
     assert {name for name, page in shown.items() if "host-a" in page} == {"ada", "olga", "bram", "vera"}
     assert 'href="/ops/workers/"' not in shown["nobody"]
 
