@@ -68,7 +68,10 @@ SHOWN_ROWS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """One number and the list that it counts: ``of`` is "incidents" or "jobs", ``query`` what that list is asked."""
+    """One number and the list that it counts: ``of`` is "incidents" or "jobs", ``query`` what that list is asked.
+
+    Below it stand ``scope``, the incidents that are ``named``, as links to their pages, and ``more``.
+    """
 
     noun: str
     number: str
@@ -76,6 +79,8 @@ class Card:
     of: str
     query: str
     tone: str = ""
+    named: tuple[Incident, ...] = ()
+    more: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,6 +100,7 @@ class TaskLine:
     in_flight: int = 0
     missing: int = 0
     incident: Incident | None = None
+    more_incidents: int = 0
 
     def add(self, other: TaskLine) -> None:
         """Take another line's numbers into this one."""
@@ -320,7 +326,7 @@ def _read(by: Operator, plan: Plan, kept: _Kept) -> Overview:
         all_tasks=_sum("All tasks", tasks),
         silent=machine.silent_since,
         failed=bar_chart(
-            noun="failed jobs", starts=starts, step=HOUR, values=[one.failed for one in per_hour], height=160,
+            noun="final failures", starts=starts, step=HOUR, values=[one.failed for one in per_hour], height=160,
             marks=marks,
         ),
         done=bar_chart(
@@ -395,7 +401,10 @@ def _per_hour(starts: Sequence[datetime], rows: Iterable[dict[str, Any]]) -> lis
 
 
 def _tasks(
-    rows: Sequence[dict[str, Any]], start: datetime, machine: Machinery, incidents: dict[str, Incident]
+    rows: Sequence[dict[str, Any]],
+    start: datetime,
+    machine: Machinery,
+    incidents: dict[str, tuple[Incident, int]],
 ) -> list[TaskLine]:
     """Return each task's balance over the last minutes.
 
@@ -433,18 +442,25 @@ def _tasks(
             merged[key[1]].task = key[1]
             merged[key[1]].add(line)
     for line in merged.values():
-        line.incident = incidents.get(line.task)
+        line.incident, line.more_incidents = incidents.get(line.task, (None, 0))
     return list(merged.values())
 
 
-def _of_tasks(found: Sequence[Incident], recent: dict[UUID, int]) -> dict[str, Incident]:
-    """Return the incident that is meant when a task fails: its loudest, of equally loud ones the worst."""
-    chosen: dict[str, Incident] = {}
+def _of_tasks(found: Iterable[Incident], recent: dict[UUID, int]) -> dict[str, tuple[Incident, int]]:
+    """Return the incident that somebody should look at when a task fails, and how many more of the task are not closed.
+
+    One that nobody is on comes first, then the worst, then the loudest.
+    """
+    of_task: dict[str, list[Incident]] = defaultdict(list)
     for one in found:
-        known = chosen.get(one.job_type)
-        if known is None or recent.get(one.id, 0) > recent.get(known.id, 0):
-            chosen[one.job_type] = one
-    return chosen
+        of_task[one.job_type].append(one)
+    return {
+        task: (
+            max(ones, key=lambda one: (one.state == IncidentState.OPEN, one.severity, recent.get(one.id, 0))),
+            len(ones) - 1,
+        )
+        for task, ones in of_task.items()
+    }
 
 
 def _sum(name: str, lines: Iterable[TaskLine]) -> TaskLine:
@@ -471,9 +487,13 @@ def _holders(found: Sequence[Incident]) -> tuple[HolderLine, ...]:
 
 
 def _loudest(recent: dict[UUID, int], found: Sequence[Incident], incidents: Any) -> tuple[LoudLine, ...]:
-    """Return the loudest incidents of the last hour's failures; those that are closed again are looked up."""
-    ranked = sorted(recent.items(), key=lambda pair: (-pair[1], pair[0]))[:SHOWN_LOUDEST]
+    """Return the loudest incidents of the last hour's failures, of equally loud ones the worst, and closed ones last.
+
+    Those that are closed again are looked up.
+    """
     known = {one.id: one for one in found}
+    severity = {one.id: int(one.severity) for one in found}
+    ranked = sorted(recent.items(), key=lambda pair: (-pair[1], -severity.get(pair[0], -1), pair[0]))[:SHOWN_LOUDEST]
     wanted = [key for key, _count in ranked if key not in known]
     if wanted:
         known |= {one.id: one for one in incidents.filter(id__in=wanted).only(*LIGHT)}
@@ -509,8 +529,7 @@ def _cards(
     # The worst come first: only if not even the critical ones all fit are some of those not counted.
     more_critical = is_capped and found[-1].severity == Severity.CRITICAL
     last_hour = min(sum(recent.values()), COUNTED_JOBS)
-    names = ", ".join(incident_name(one) for one in critical[:2])
-    of_them = f"{thousands(loudest[0].jobs)} of them in {loudest[0].name}" if loudest else "none"
+    of_them = f"{thousands(loudest[0].jobs)} of them in" if loudest else "none"
     return (
         Card(
             noun="Incidents needing action",
@@ -523,7 +542,9 @@ def _cards(
         Card(
             noun="Critical, nobody on it",
             number=_number(len(critical), more_critical),
-            scope=f"{names}{' and more' if len(critical) > 2 else ''}" if critical else "of the incidents not closed",
+            scope="" if critical else "of the incidents not closed",
+            named=tuple(critical[:2]),
+            more="and more" if len(critical) > 2 else "",
             of="incidents",
             query="state=open&severity=critical",
             tone="bad",
@@ -548,6 +569,7 @@ def _cards(
             noun="Jobs failed in the last hour",
             number=_number(last_hour, hour_is_capped),
             scope=of_them if last_hour else "whatever became of them",
+            named=tuple(line.incident for line in loudest[:1]) if last_hour else (),
             of="jobs",
             query="state=&seen=hour",
             tone="grey",

@@ -164,7 +164,7 @@ def test_what_has_focus_or_is_marked_is_left_alone_and_renewed_afterwards(page: 
     """The part in which somebody is at work stays; the others go on, and it follows once it is left."""
     dead_letter()
     log_in(page)
-    link = page.locator("a.ops-card").first
+    link = page.locator("a.ops-card-link").first
     link.focus()
     link.evaluate("(element) => { element.isTheSameElement = true; }")
     dead_letter(task="shop.second")

@@ -39,8 +39,8 @@ from tests.factories import TIMED_OUT, dead_letter, seconds
 
 HOUR = timedelta(hours=1)
 CARD = re.compile(
-    r'<a class="ops-card [^"]*" href="(?P<url>[^"]+)"><span>(?P<noun>[^<]+)</span> '
-    r"<strong>(?P<number>[^<]+)</strong> <span>(?P<scope>[^<]*)</span>"
+    r'<a class="ops-card-link" href="(?P<url>[^"]+)"><span>(?P<noun>[^<]+)</span> '
+    r"<strong>(?P<number>[^<]+)</strong></a> <p>(?P<scope>.*?)</p>"
 )
 
 
@@ -277,14 +277,44 @@ def test_more_ends_than_receipts_are_missing_but_for_the_first_hours(cast: Cast)
 
 
 @pytest.mark.django_db
-def test_a_task_that_fails_links_to_its_loudest_incident(cast: Cast) -> None:
-    dead_letter()
+def test_a_task_that_fails_links_to_an_incident_that_nobody_is_on_and_to_the_others(
+    cast: Cast, sign_in: SignIn
+) -> None:
+    quiet = dead_letter()
     loud = dead_letter(queue="other", error=TIMED_OUT)
     dead_letter(error=TIMED_OUT)
     count(database_now(), received=3, failed=3)
     worker()
     assert Incident.objects.count() == 2
-    assert lines(cast)["shop.send_mail"].incident.id == loud.incident_id
+    line = lines(cast)["shop.send_mail"]
+    assert (line.incident.id, line.more_incidents) == (loud.incident_id, 1), "equally bad: the loudest"
+    Incident.objects.filter(id=quiet.incident_id).update(severity=Severity.CRITICAL)
+    assert lines(cast)["shop.send_mail"].incident.id == quiet.incident_id, "the worst"
+    acknowledge_incident(incident_id=quiet.incident_id, by=cast.ada, key="take")
+    assert lines(cast)["shop.send_mail"].incident.id == loud.incident_id, "nobody is on it"
+    client = sign_in(cast.ada)
+    html = client.get("/ops/").content.decode()
+    (more,) = re.findall(r'<a class="ops-name" href="([^"]+)">\+1 more</a>', html)
+    assert rows_of(client, unescape(more)) == 2
+
+
+@pytest.mark.django_db
+def test_an_incident_that_is_named_is_a_link_to_it(
+    cast: Cast, sign_in: SignIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the cards, and where more incidents are counted than shown; of equally loud ones the worst is named."""
+    dead_letter()
+    worst = dead_letter(task="shop.charge", policies=policies("critical"))
+    client = sign_in(cast.ada)
+    found = cards(client)
+    page = f'href="/ops/incidents/{worst.incident_id}/"'
+    assert page in found["Critical, nobody on it"]["scope"]
+    assert page in found["Jobs failed in the last hour"]["scope"]
+    assert "1 of them in" in found["Jobs failed in the last hour"]["scope"]
+    monkeypatch.setattr(overview, "SHOWN_LOUDEST", 1)
+    overview.forget()
+    html = client.get("/ops/").content.decode()
+    assert '<a href="/ops/incidents/?state=unresolved">1 more incident with 1 job' in html
 
 
 # -- charts ------------------------------------------------------------------------------------------------------------
@@ -307,7 +337,7 @@ def test_the_hours_show_failures_work_done_and_releases(cast: Cast, sign_in: Sig
     assert [name for name, _at in found.releases] == ["r412"]
     peak = this_hour - 2 * HOUR
     assert (
-        f'aria-label="Failed jobs per hour, last 24 hours: peak 2,000 ({peak:%d %b %H:%M} to {peak + HOUR:%H:%M}), '
+        f'aria-label="Final failures per hour, last 24 hours: peak 2,000 ({peak:%d %b %H:%M} to {peak + HOUR:%H:%M}), '
         'total 2,002."' in html
     )
     assert html.count('role="img"') == 2
