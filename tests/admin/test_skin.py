@@ -399,6 +399,7 @@ def test_keys_are_explained_and_can_be_turned_off(page: Page, cast: Cast) -> Non
     page.keyboard.press("Escape")
     assert not dialog.is_visible()
     page.get_by_role("button", name="Keys").click()
+    assert dialog.get_by_text("search", exact=True).is_visible()
     dialog.get_by_label("Single letters work as keys").uncheck()
     dialog.get_by_role("button", name="Close").click()
     page.reload()
@@ -406,6 +407,20 @@ def test_keys_are_explained_and_can_be_turned_off(page: Page, cast: Cast) -> Non
     page.keyboard.press("?")
     assert page.evaluate("document.activeElement === document.body")
     assert not dialog.is_visible()
+
+
+@in_a_browser
+@pytest.mark.django_db(transaction=True)
+def test_keys_that_do_nothing_on_a_page_are_not_explained_there(page: Page, cast: Cast) -> None:
+    dead_letter()
+    log_in(page)
+    for path, is_list in (("/ops/", False), ("/ops/dead-letters/", True)):
+        page.goto(path)
+        page.keyboard.press("?")
+        dialog = page.get_by_role("dialog", name="Keys")
+        assert dialog.get_by_text("next row, row before").is_visible()
+        assert dialog.get_by_text("search", exact=True).is_visible() is is_list
+        assert dialog.get_by_text("select the row").is_visible() is is_list
 
 
 @in_a_browser

@@ -16,7 +16,14 @@
       try { localStorage.setItem("ops-keys", isOn ? "on" : "off"); } catch { /* it lasts as long as the page */ }
     });
   }
-  const openHelp = () => { if (help !== null && !help.open) help.showModal(); };
+  const openHelp = () => {
+    if (help === null || help.open) return;
+    // Only what works on this page is offered.
+    for (const key of help.querySelectorAll("[data-needs]")) {
+      key.hidden = key.nextElementSibling.hidden = document.querySelector(key.dataset.needs) === null;
+    }
+    help.showModal();
+  };
   for (const button of document.querySelectorAll("[data-keys-open]")) button.addEventListener("click", openHelp);
 
   const isTyping = (target) => target.isContentEditable || target.matches("textarea, select")
