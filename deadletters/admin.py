@@ -27,7 +27,7 @@ from grants.pages import OperatorAdmin, operator_of, require_readable
 from incidents.admin import Buttons, TenantFilter, incident_name, incident_number
 from incidents.models import Incident
 from opsconsole.core.admin import LONGEST_TEXT, Cell, ChoiceFilter, Pill, TextFilter, ago, thousands, when
-from opsconsole.core.search import search_note
+from opsconsole.core.search import search_context
 
 STATE_WORDS = {
     "open": "Needs a decision",
@@ -183,6 +183,7 @@ class DeadLetterAdmin(OperatorAdmin):
     menu_label = list_title = "Failed jobs"
     menu_order = 20
     list_note = "Newest failure first."
+    tab_parameter = LetterStateFilter.parameter_name
     search_label = "Search"
     search_help_text = search.HELP
     search_fields = ("task_id",)
@@ -254,9 +255,7 @@ class DeadLetterAdmin(OperatorAdmin):
 
     def list_context(self, request: HttpRequest, cl: Any) -> dict[str, Any]:
         """Add what the search says."""
-        context = super().list_context(request, cl)
-        drop_downs = [one for one in context["drop_downs"] if one.title != LetterStateFilter.title]
-        return {**context, "drop_downs": drop_downs, "search_note": search_note(cl.queryset)}
+        return {**super().list_context(request, cl), **search_context(cl.queryset)}
 
     # -- page ----------------------------------------------------------------------------------------------------------
 

@@ -58,7 +58,7 @@ from opsconsole.core.admin import (
 from opsconsole.core.bounded import capped_counts
 from opsconsole.core.errors import OpsError
 from opsconsole.core.ids import new_id
-from opsconsole.core.search import search_note
+from opsconsole.core.search import search_context
 
 T = TypeVar("T")
 
@@ -341,6 +341,7 @@ class IncidentAdmin(OperatorAdmin):
     menu_label = list_title = "Incidents"
     menu_order = 10
     list_note = "Worst first, then newest."
+    tab_parameter = StateFilter.parameter_name
     search_label = "Search"
     search_help_text = search.HELP
     search_fields = ("number",)
@@ -414,15 +415,9 @@ class IncidentAdmin(OperatorAdmin):
         return UnreadChangeList if asked == self.url_name("newer") else IncidentChangeList
 
     def list_context(self, request: HttpRequest, cl: KeysetChangeList) -> dict[str, Any]:
-        """Add what the search says; the tabs take the place of a drop-down for the state."""
+        """Add what the search says."""
         cast(Any, request)._ops_filtered = None if cl.query.strip() else self.filtered(request, cl)
-        context = super().list_context(request, cl)
-        tabs = str(StateFilter.title)
-        return {
-            **context,
-            "drop_downs": [one for one in context["drop_downs"] if one.title != tabs],
-            "search_note": search_note(cl.queryset),
-        }
+        return {**super().list_context(request, cl), **search_context(cl.queryset)}
 
     def filtered(self, request: HttpRequest, cl: KeysetChangeList) -> Any:
         """Return the visible incidents as every filter but the tab has them."""

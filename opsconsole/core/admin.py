@@ -253,6 +253,8 @@ class KeysetAdmin(ModelAdmin):
     menu_group: ClassVar[str] = ON_CALL
     list_title: ClassVar[str] = ""
     list_note: ClassVar[str] = ""
+    tab_parameter: ClassVar[str] = ""
+    """The filter that the tabs take the place of: it is neither offered beside them nor counted with the others."""
     search_label: ClassVar[str] = ""
     bulk_actions: ClassVar[tuple[tuple[str, str], ...]] = ()
     actions = None
@@ -342,7 +344,9 @@ class KeysetAdmin(ModelAdmin):
         ]
         rows = [(row, self.row_url(row), [getattr(self, name)(row) for name in self.columns]) for row in cl.result_list]
         link_filters = [(s, list(s.choices(cl))) for s in cl.filter_specs if not getattr(s, "is_typed", False)]
-        drop_downs = [_drop_down(spec, choices) for spec, choices in link_filters]
+        named = {str(getattr(s, "parameter_name", "")): _drop_down(s, choices) for s, choices in link_filters}
+        tab = named.pop(self.tab_parameter, None)
+        drop_downs = list(named.values())
         return {
             "title": self.list_title,
             "cl": cl,
@@ -358,6 +362,8 @@ class KeysetAdmin(ModelAdmin):
             "drop_downs": drop_downs,
             "filters_on": sum(bool(one.chosen) for one in drop_downs)
             + len(typed & {name for name, value in pairs if value}),
+            "searched_in": tab.chosen if tab is not None else "",
+            "search_all_url": cl.get_query_string({self.tab_parameter: ""}) if tab is not None else "",
             "is_filtered": bool(hidden),
             "typed_filters": [spec for spec in cl.filter_specs if getattr(spec, "is_typed", False)],
             "kept": [(name, value) for name, value in hidden if name not in typed],

@@ -43,6 +43,8 @@ MEANING = (
     " words do not count, and what was hidden cannot be found."
 )
 """What a search does, for people; the only other place that knows are the functions of this module."""
+SHORT_MEANING = "All of the words are there, in any order."
+"""The same in one line, for a page that has the rest folded away."""
 
 # --- what was typed ---------------------------------------------------------------------------------------------------
 
@@ -342,14 +344,21 @@ class Search:
         if self.told or self.words.trouble:
             return self.told or self.words.trouble
         if self.is_complete:
-            return MEANING
-        return f"There is no search index: only the first {NEWEST:,} of this list were looked at. {MEANING}"
+            return SHORT_MEANING
+        return f"There is no search index: only the first {NEWEST:,} of this list were looked at. {SHORT_MEANING}"
+
+    @property
+    def is_by_words(self) -> bool:
+        """Whether words were looked for, within the filters of a list; a number or an id is found in spite of them."""
+        return bool(self.words.words) and not self.words.trouble
 
 
-def search_note(rows: QuerySet[Any]) -> str:
-    """Return what the page of a list says about its search; "" where nothing was searched for."""
+def search_context(rows: QuerySet[Any]) -> dict[str, str]:
+    """Return what the page of a list says about its search, and what words mean; "" where there is nothing to say."""
     search: Search | None = getattr(rows, "search", None)
-    return "" if search is None else search.note
+    if search is None:
+        return {"search_note": "", "search_meaning": ""}
+    return {"search_note": search.note, "search_meaning": MEANING if search.is_by_words else ""}
 
 
 S = TypeVar("S", bound="Searchable")

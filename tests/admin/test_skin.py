@@ -212,6 +212,32 @@ def test_a_filter_says_what_it_lets_through(cast: Cast, sign_in: SignIn) -> None
 
 
 @pytest.mark.django_db
+@pytest.mark.parametrize("path", ["/ops/incidents/", "/ops/dead-letters/"])
+def test_a_tab_is_not_counted_as_a_filter(path: str, cast: Cast, sign_in: SignIn) -> None:
+    client = sign_in(cast.ada)
+    dead_letter()
+    for query, count in (("", 0), ("state=", 0), ("state=&tenant=default", 1), ("tenant=default", 1), ("q=12", 0)):
+        answer = client.get(f"{path}?{query}")
+        assert answer.context["filters_on"] == count, query
+        assert ("Filters: " in answer.content.decode()) == bool(count), query
+        assert "state" not in {one.title for one in answer.context["drop_downs"]}
+
+
+@pytest.mark.django_db
+def test_the_foot_of_a_list_offers_only_the_keys_that_work_there(cast: Cast, sign_in: SignIn) -> None:
+    client = sign_in(cast.ada)
+
+    def keys(path: str) -> str:
+        text = text_of(client.get(path).content.decode()).partition("Rows don't move while you look.")[2]
+        return text.partition("? help.")[0]
+
+    assert keys("/ops/dead-letters/").endswith(": / search, "), "it has no rows"
+    dead_letter()
+    assert keys("/ops/dead-letters/").endswith(": j k next, x select, Enter open, / search, ")
+    assert keys("/ops/incidents/").endswith(": j k next, Enter open, / search, ")
+
+
+@pytest.mark.django_db
 def test_the_page_for_what_is_not_there_is_the_same_for_what_is_not_yours(cast: Cast, sign_in: SignIn) -> None:
     """Byte for byte, and it says how to ask."""
     other = dead_letter(tenant="t-b")

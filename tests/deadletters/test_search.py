@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
+from html import unescape
 from typing import Any
 from unittest import mock
 from uuid import UUID
@@ -20,6 +22,7 @@ from grants.actions import Action
 from grants.operators import SYSTEM, Operator
 from incidents.models import Incident
 from incidents.search import INCIDENT_WORDS, search_incidents
+from incidents.services import resolve_incident
 from opsconsole.core import search as core
 from opsconsole.core.keyset import Source, read_page
 from opsconsole.core.search import Words
@@ -120,7 +123,32 @@ def test_a_job_is_not_found_by_what_is_no_beginning_of_a_word(way: None, decline
 def test_what_a_search_means_is_told_by_the_list(declined: DeadLetter, cast: Cast, sign_in: SignIn) -> None:
     answer = sign_in(cast.olga).get("/ops/dead-letters/", {"q": "funds"})
     assert [row.id for row in answer.context["cl"].result_list] == [declined.id]
-    assert core.MEANING in answer.content.decode()
+    html = answer.content.decode()
+    assert answer.context["search_note"] == core.SHORT_MEANING
+    assert core.SHORT_MEANING in html
+    assert core.MEANING in html.partition("<summary>How words are found</summary>")[2].partition("</details>")[0]
+
+
+@pytest.mark.parametrize("path", ["/ops/incidents/", "/ops/dead-letters/"])
+def test_words_that_were_looked_for_in_one_tab_are_offered_in_all(
+    path: str, declined: DeadLetter, cast: Cast, sign_in: SignIn
+) -> None:
+    client = sign_in(cast.ada)
+    incident = declined.incident
+    resolve_incident(incident_id=incident.id, by=cast.ada, key="k", code="other_reason", summary="Done.", unrepaired=1)
+    answer = client.get(path, {"q": "declined", "tenant": "default"})
+    assert answer.context["cl"].result_list == []
+    html = answer.content.decode()
+    assert re.search(r"Searched in Needs (action|a decision) only\.", html)
+    (link,) = re.findall(r'<a href="([^"]+)">Search in all</a>', html)
+    found = client.get(f"{path}{unescape(link)}")
+    assert len(found.context["cl"].result_list) == 1
+    assert found.context["cl"].query == "declined"
+    assert "tenant=default" in link
+    assert "Searched in" not in found.content.decode()
+    # A number or an id is found in any state, so there is nothing to offer.
+    for typed in (f"INC-{incident.number}", declined.task_id, "?!"):
+        assert "Searched in" not in client.get(path, {"q": typed}).content.decode(), typed
 
 
 def test_what_was_redacted_is_found_by_no_search(way: None, declined: DeadLetter, cast: Cast, sign_in: SignIn) -> None:
