@@ -447,6 +447,7 @@ def test_keys_that_do_nothing_on_a_page_are_not_explained_there(page: Page, cast
         assert dialog.get_by_text("next row, row before").is_visible()
         assert dialog.get_by_text("search", exact=True).is_visible() is is_list
         assert dialog.get_by_text("select the row").is_visible() is is_list
+        assert dialog.get_by_text("to the buttons").is_visible() is is_list
 
 
 @in_a_browser
