@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, cast
+from urllib.parse import urlencode
 from uuid import UUID
 
 from django.contrib import admin
+from django.contrib.admin.views.main import ChangeList
 from django.db.models import QuerySet
 from django.db.models.functions import Left, Now
 from django.http import Http404, HttpRequest, HttpResponse
@@ -24,9 +27,31 @@ from deadletters.outcome import OutcomeClass
 from deadletters.querysets import NODE_IS_GONE_AFTER
 from grants.actions import Action
 from grants.pages import OperatorAdmin, operator_of, require_readable
-from incidents.admin import Buttons, TenantFilter, incident_name, incident_number
+from incidents.admin import (
+    MOST_NEWER,
+    SINCE,
+    Buttons,
+    IncidentChangeList,
+    TenantFilter,
+    UnreadChangeList,
+    incident_name,
+    incident_number,
+    newer_answer,
+)
 from incidents.models import Incident
-from opsconsole.core.admin import LONGEST_TEXT, Cell, ChoiceFilter, Pill, TextFilter, ago, thousands, when
+from opsconsole.core.admin import (
+    LONGEST_TEXT,
+    Cell,
+    ChoiceFilter,
+    KeysetChangeList,
+    NotAListParameter,
+    Pill,
+    TextFilter,
+    ago,
+    thousands,
+    when,
+)
+from opsconsole.core.bounded import capped_counts
 from opsconsole.core.search import search_context
 
 STATE_WORDS = {
@@ -56,6 +81,8 @@ OUTCOME_TONES = {
     OutcomeClass.NOT_DECLARED.value: "grey",
 }
 NODE_IS_LATE_AFTER = timedelta(seconds=30)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
 HISTORY_ROWS = 200
 HISTORY_TEXT = 300
 """Characters of an error that a line of a job's history shows."""
@@ -201,6 +228,7 @@ class DeadLetterAdmin(OperatorAdmin):
     list_filter = (LetterStateFilter, OutcomeFilter, SeenFilter, TenantFilter, QueueFilter, IncidentNumberFilter)
     list_select_related = ("incident",)
     pages: ClassVar[tuple[tuple[str, str, str], ...]] = (
+        ("newer", "newer/", "newer_view"),
         ("page", "<uuid:object_id>/", "page_view"),
         ("traceback", "<uuid:object_id>/traceback/<uuid:occurrence_id>/", "traceback_view"),
     )
@@ -256,6 +284,29 @@ class DeadLetterAdmin(OperatorAdmin):
     def list_context(self, request: HttpRequest, cl: Any) -> dict[str, Any]:
         """Add what the search says."""
         return {**super().list_context(request, cl), **search_context(cl.queryset)}
+
+    def get_changelist(self, request: HttpRequest, **_: Any) -> type[ChangeList]:
+        """Return the list by key, or its filters alone."""
+        asked = request.resolver_match.url_name if request.resolver_match is not None else ""
+        return UnreadChangeList if asked == self.url_name("newer") else IncidentChangeList
+
+    def newer_url(self, request: HttpRequest, cl: KeysetChangeList) -> str:
+        """Return where the first page asks how many jobs have failed since the one at its top."""
+        if cl.query or not cl.is_first_page:
+            return ""
+        since = (cl.result_list[0].last_seen_at - EPOCH) // MICROSECOND if cl.result_list else 0
+        kept = {name: value for name, value in request.GET.items() if self.lookup_allowed(name, str(value), request)}
+        return f"{self.url('newer')}?{urlencode({**kept, SINCE: since})}"
+
+    def newer_view(self, request: HttpRequest) -> HttpResponse:
+        """Answer how many jobs of a tab stand above the one that was at its top; no dearer than the list itself."""
+        self.require_list(request)
+        since = request.GET.get(SINCE, "")
+        if re.fullmatch(r"[0-9]{1,16}", since, re.ASCII) is None or "q" in request.GET:
+            raise NotAListParameter("no such time")
+        cl: Any = self.get_changelist_instance(request)
+        rows = cl.queryset.filter(last_seen_at__gt=EPOCH + int(since) * MICROSECOND)
+        return newer_answer(request, sum(capped_counts([rows], MOST_NEWER)))
 
     # -- page ----------------------------------------------------------------------------------------------------------
 

@@ -140,6 +140,16 @@ def capped(count: int, most: int) -> str:
     return f"{thousands(most)}+" if count > most else thousands(count)
 
 
+def newer_answer(request: HttpRequest, count: int) -> HttpResponse:
+    """Answer a page that asks how many rows are newer: ``count`` stopped at ``MOST_NEWER`` or just beyond."""
+    newer = capped(count, MOST_NEWER)
+    answer = JsonResponse({"newer": 0 if newer == "0" else newer})
+    answer["ETag"] = f'"{newer}"'
+    if request.headers.get("If-None-Match") == answer["ETag"]:
+        return HttpResponseNotModified(headers={"ETag": answer["ETag"]})
+    return answer
+
+
 def first_id_of(milliseconds: int) -> UUID:
     """Return the smallest id that a row made at that moment can have (UUID version 7, RFC 9562)."""
     return UUID(int=((milliseconds & (1 << 48) - 1) << 80) | (7 << 76) | (2 << 62))
@@ -462,12 +472,7 @@ class IncidentAdmin(OperatorAdmin):
         )
         came_back = rows.filter(id__lt=first, state=IncidentState.OPEN).exclude(reopened_reason="")
         came_back = came_back.filter(opened_at__gte=datetime.fromtimestamp(int(since) / 1_000, UTC))
-        newer = capped(sum(capped_counts([rows.filter(id__gte=first), came_back], MOST_NEWER)), MOST_NEWER)
-        answer = JsonResponse({"newer": 0 if newer == "0" else newer})
-        answer["ETag"] = f'"{newer}"'
-        if request.headers.get("If-None-Match") == answer["ETag"]:
-            return HttpResponseNotModified(headers={"ETag": answer["ETag"]})
-        return answer
+        return newer_answer(request, sum(capped_counts([rows.filter(id__gte=first), came_back], MOST_NEWER)))
 
     # -- page ----------------------------------------------------------------------------------------------------------
 

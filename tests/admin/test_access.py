@@ -105,6 +105,7 @@ PAGES: dict[str, Page] = {
     "ops_incidents_incident_retry_one": of_incident("retry-one/", RETRY),
     "ops_incidents_incident_retry_all": of_incident("retry/", RETRY),
     "ops_deadletters_deadletter_changelist": a_list("dead-letters"),
+    "ops_deadletters_deadletter_newer": Page(path=lambda _: "/ops/dead-letters/newer/?since=1", nobody=403, other=200),
     "ops_deadletters_deadletter_page": of_letter(),
     "ops_deadletters_deadletter_traceback": Page(
         path=lambda world: f"/ops/dead-letters/{world.letter.id}/traceback/{world.occurrence}/",

@@ -306,6 +306,32 @@ def test_the_audit_list_shows_only_tenants_whose_audit_one_may_read(cast: Cast, 
     assert {row.tenant for row in rows} == {"t-b"}
 
 
+def test_the_list_of_failed_jobs_is_told_how_many_are_newer(cast: Cast, sign_in: SignIn) -> None:
+    """Such as failed after the one at its top, of this tab, these filters and what one may see; with an ETag."""
+    client = sign_in(cast.olga)
+    path = "/ops/dead-letters/"
+    empty = client.get(path).context["newer_url"]
+    assert client.get(empty).json() == {"newer": 0}
+    dead_letter()
+    assert client.get(empty).json() == {"newer": "1"}
+    address = client.get(path).context["newer_url"]
+    first = client.get(address)
+    assert (first.json(), first["ETag"]) == ({"newer": 0}, '"0"')
+    newest = dead_letter(queue="mail")
+    dead_letter(tenant="t-b")
+    second = client.get(address)
+    assert second.json() == {"newer": "1"}
+    assert client.get(address, headers={"If-None-Match": second["ETag"]}).status_code == 304
+    assert newest in client.get(path).context["cl"].result_list
+    since = address.partition("since=")[2]
+    for query, count in (("queue=mail", "1"), ("queue=none", 0), ("state=repaired", 0), ("state=", "1")):
+        assert client.get(f"{path}newer/?{query}&since={since}").json() == {"newer": count}, query
+    for query in ("", "since=", "since=x", f"since={'9' * 17}", "since=1&q=x", "since=1&error_text=x"):
+        assert client.get(f"{path}newer/?{query}").status_code == 400, query
+    assert client.get(f"{path}newer/?since={'9' * 16}").json() == {"newer": 0}
+    assert client.get(f"{path}?q=1").context["newer_url"] == ""
+
+
 def test_workers_are_alive_late_gone_or_stopped(cast: Cast, sign_in: SignIn) -> None:
     now = database_now()
     for name, age, stopped, digest in (
