@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sqlite3
 
 from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse
@@ -17,14 +16,6 @@ logger = logging.getLogger(__name__)
 DATABASE_DOWN = (OperationalError, InterfaceError)
 """What both drivers raise for a database that cannot be reached, is too busy, or went away."""
 RETRY_AFTER_SECONDS = 10
-
-
-def is_about_the_statement(error: Exception) -> bool:
-    """Say whether a database has answered that it cannot do what it was asked: a bug, or a migration that is missing.
-
-    SQLite's driver raises ``OperationalError`` for that as well.
-    """
-    return getattr(error.__cause__, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR
 
 
 def show_database_down(request: HttpRequest) -> HttpResponse:

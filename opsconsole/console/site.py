@@ -25,11 +25,12 @@ from deadletters.admin import ADMINS as DEAD_LETTER_ADMINS
 from grants.actions import Action
 from grants.admin import ADMINS as GRANT_ADMINS
 from grants.pages import OperatorAdmin, held_by
-from opsconsole.console.down import DATABASE_DOWN, is_about_the_statement, show_database_down
+from opsconsole.console.down import DATABASE_DOWN, show_database_down
 from opsconsole.console.machinery import machinery
 from opsconsole.console.overview import live_overview, overview_context
 from opsconsole.console.schedule import schedule_admins
 from opsconsole.core.admin import CONFIGURATION, ON_CALL
+from opsconsole.core.database import is_about_the_statement
 from opsconsole.core.errors import OpsError
 from opsconsole.middleware import named
 from repairs.admin import ADMINS as REPAIR_ADMINS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
@@ -42,6 +43,14 @@ def locked(queryset: models.QuerySet[Any], *, skip: bool = False, of: tuple[str,
 def is_unique_violation(error: IntegrityError) -> bool:
     """Say whether a row was refused because another has its key, and not for what it holds."""
     return getattr(error.__cause__, "sqlstate", None) == "23505" or str(error).startswith("UNIQUE constraint failed")
+
+
+def is_about_the_statement(error: Exception) -> bool:
+    """Say whether a database has answered that it cannot do what it was asked: a bug, or a migration that is missing.
+
+    SQLite's driver raises ``OperationalError`` for that as well.
+    """
+    return getattr(error.__cause__, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR
 
 
 class AnyOf(Expression):

@@ -19,6 +19,7 @@ from django.db import InterfaceError, OperationalError
 from django.http import Http404, UnreadablePostError
 from rest_framework import exceptions as drf
 
+from opsconsole.core.database import is_about_the_statement
 from opsconsole.core.errors import InvalidInput, OpsError
 from opsconsole.core.request_id import current_request_id
 
@@ -179,7 +180,7 @@ def as_refusal(error: Exception) -> OpsError:
         return BodyMalformed(detail=str(error.detail))
     if isinstance(error, RequestDataTooBig):
         return BodyTooLarge(limit=MAX_BODY_BYTES)
-    if isinstance(error, OperationalError | InterfaceError):
+    if isinstance(error, OperationalError | InterfaceError) and not is_about_the_statement(error):
         return DatabaseUnavailable(retry_after=5)
     return next((refusal() for kinds, refusal in _MEANINGS if isinstance(error, kinds)), InternalError())
 

@@ -283,7 +283,6 @@ class RepairableLetterAdmin(DeadLetterAdmin):
                 cancel_url=page,
                 sections=[section],
                 form=form,
-                hidden={"version": str(letter.incident.version)},
             )
             return self.confirm(request, asked, status=400 if request.method == "POST" else 200)
         try:

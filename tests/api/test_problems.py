@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 from django.contrib.auth import get_user_model
-from django.db import OperationalError
+from django.db import DatabaseError, OperationalError, connection
 from django.test import override_settings
 
 from grants.actions import Action
@@ -17,6 +17,7 @@ from grants.models import AuditEvent
 from grants.services import create_token
 from incidents.models import Incident
 from opsconsole.core.database import database_now
+from opsconsole.core.problems import as_refusal
 from opsconsole.core.request_id import current_request_id
 from tests.api.client import V1, Api, problem
 from tests.factories import dead_letter
@@ -260,3 +261,12 @@ def olga_token(cast: Any) -> str:
 
 def test_what_is_answered_is_not_kept_by_caches_in_between(ada: Api) -> None:
     assert ada.get("me")["Cache-Control"] == "private, no-cache"
+
+
+@pytest.mark.django_db
+def test_a_statement_that_can_not_be_run_is_a_bug_and_not_a_database_that_is_away() -> None:
+    """A missing migration would otherwise be waited for as an outage: SQLite has one error for both."""
+    with pytest.raises(DatabaseError) as raised, connection.cursor() as cursor:
+        cursor.execute("SELECT nothing FROM ops_incidents_incident")
+    assert as_refusal(raised.value).status == 500
+    assert as_refusal(OperationalError("gone")).status == 503
