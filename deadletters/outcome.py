@@ -9,35 +9,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import lru_cache
 
 from deadletters.journal.events import Caught
+from opsconsole.core.effects import Effects, OutcomeClass
 
-
-class OutcomeClass(StrEnum):
-    """Whether a job may have taken effect."""
-
-    SAFE = "safe"  # it did not, or doing it twice does no harm
-    NOT_DECLARED = "not_declared"  # nobody has said what the task does
-    AMBIGUOUS = "ambiguous"  # it may have
-
-    @property
-    def severity(self) -> int:
-        """The rank from 0 (safe) to 2 (ambiguous)."""
-        return _SEVERITY[self]
-
-
-_SEVERITY = {OutcomeClass.SAFE: 0, OutcomeClass.NOT_DECLARED: 1, OutcomeClass.AMBIGUOUS: 2}
-
-
-class Effects(StrEnum):
-    """What a task's body does to the world outside its own database transaction, as its policy says."""
-
-    NONE = "none"
-    IDEMPOTENT = "idempotent"  # done twice is as good as done once
-    OUTSIDE = "outside"  # sends, pays, publishes
-    UNDECLARED = "undeclared"
+__all__ = ["Effects", "Judgement", "OutcomeClass", "combine", "judge"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,7 @@ INSTALLED_APPS = [
     "opsconsole",
     "grants",
     "incidents",
+    "opsconsole.jobs",
     "deadletters",
     "repairs",
 ]
