@@ -21,6 +21,8 @@ from deadletters.journal.folder import ChosenRoot, JournalRoot, choose_root
 from deadletters.policy import PolicyBook, TaskPolicySpec
 from opsconsole.core.redaction import DEFAULT_PATTERNS, Redactor
 from opsconsole.core.sealing import Sealer
+from opsconsole.jobs.errors import SAFE_ERRORS
+from opsconsole.jobs.kinds import kinds
 
 Identity = Callable[[str, Any, Any, Any], tuple[str, str, str]]
 
@@ -125,7 +127,7 @@ class Policies:
         loaded = self._loaded
         if loaded is None or time.monotonic() - loaded.at > self._max_age:
             with self._lock:
-                rows = {spec.pattern: spec for spec in declared_policies()}
+                rows = {spec.pattern: spec for spec in (*kind_policies(), *declared_policies())}
                 try:
                     rows.update({spec.pattern: spec for spec in self._load_rows()})
                 except Error:
@@ -134,6 +136,21 @@ class Policies:
                     return loaded.book
                 loaded = self._loaded = _Loaded(book=PolicyBook(list(rows.values())), at=time.monotonic())
         return loaded.book
+
+
+def kind_policies() -> list[TaskPolicySpec]:
+    """Return what the kinds of the job ledger say of themselves; a declared policy of the same name goes before."""
+    return [
+        TaskPolicySpec(
+            pattern=kind.name,
+            team=kind.team,
+            severity=kind.severity,
+            runbook=kind.runbook,
+            effects=kind.effects,
+            safe_errors=SAFE_ERRORS,
+        )
+        for kind in kinds().values()
+    ]
 
 
 def declared_policies() -> list[TaskPolicySpec]:

@@ -12,23 +12,22 @@ import logging
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Protocol, TypeAlias
-from uuid import UUID
+from typing import Any, TypeAlias
 
 from django.db import DataError, Error, IntegrityError, connections, transaction
 
 from deadletters import conf
-from deadletters.intake import Failure, HostClock, Intake
-from deadletters.journal.events import Batch, Caught, Delivery, Ended, EndState, Failed
+from deadletters.intake import HostClock, Intake
+from deadletters.journal.events import Batch, Caught, Ended, EndState, Failed
 from deadletters.journal.folder import JournalRoot, WorkerFolder
 from deadletters.journal.kept import KeptFailures, pack_failure, unpack_failure
 from deadletters.journal.reader import FolderReader
-from deadletters.models import Attempt, JournalFolder, SetAsideEntry, TaskMinute, TaskPolicy, WorkerNode
+from deadletters.models import JournalFolder, SetAsideEntry, TaskMinute, TaskPolicy, WorkerNode
 from deadletters.policy import TaskPolicySpec
-from deadletters.recorder import Recorded, record_failures, without_repeats
+from deadletters.recording import ATTEMPTS, Settlement, record_page
 from opsconsole.core.clock import boot_id, boot_now, wall_now
 from opsconsole.core.database import RowWriter, database_now, locked
 from opsconsole.core.forking import GATE
@@ -54,18 +53,6 @@ DATA_ERRORS = (DataError, IntegrityError)
 
 Counts: TypeAlias = dict[tuple[str, str, datetime], list[int]]
 """How many of each kind, by tenant, task and minute."""
-
-
-class Settlement(Protocol):
-    """What the repairs app does with what the journal says of its deliveries; given to the drainer, never imported."""
-
-    def letters_of(self, deliveries: Iterable[Delivery]) -> Mapping[str, UUID]: ...
-
-    def is_settled_elsewhere(self, failed: Failed) -> bool: ...
-
-    def failed(self, recorded: Iterable[Recorded], now: datetime) -> None: ...
-
-    def ended(self, ended: Ended) -> None: ...
 
 
 class DatabaseDown(Exception):
@@ -186,21 +173,12 @@ class FolderDrain:
 
     def _record_page(self, page: list[Failed], intake: Intake, clock: HostClock, boot: str) -> None:
         wanted = [failed for failed in page if not self._is_ignored(failed, intake)]
-        repairs = [failed.delivery for failed in wanted if failed.delivery.repair_id]
-        letters = self.settlement.letters_of(repairs) if repairs else {}
-        kept: list[Failed] = []
-        rows: list[Failure] = []
-        for failed in wanted:
-            if failed.delivery.repair_id and self.settlement.is_settled_elsewhere(failed):
-                continue
-            kept.append(failed)
-            letter_id = letters.get(failed.delivery.token)
-            rows.append(intake.failure(failed, clock=clock, boot_id=boot, letter_id=letter_id))
-        for part in without_repeats(rows):
-            with transaction.atomic():
-                recorded = record_failures(part, now=clock.database_now)
-                if letters:
-                    self.settlement.failed(recorded, clock.database_now)
+        kept = [
+            failed
+            for failed in wanted
+            if not (failed.delivery.repair_id and self.settlement.is_settled_elsewhere(failed))
+        ]
+        record_page(kept, intake_of=lambda _failed: (intake, boot), clock=clock, settlement=self.settlement)
         self._keep(kept, boot)
 
     def _keep(self, recorded: list[Failed], boot: str) -> None:
@@ -385,14 +363,6 @@ def open_failed(blob: bytes) -> Failed:
     return unpack_failure(conf.sealer().open(blob), conf.sealer())
 
 
-ATTEMPTS = RowWriter(
-    Attempt,
-    (
-        "id", "tenant", "source", "task_id", "retries", "job_type", "happened_at", "duration_ms", "error_class",
-        "error_text", "outcome_class", "outcome_reason", "worker", "release",
-    ),
-    suffix="ON CONFLICT (tenant, source, task_id, retries) DO NOTHING",
-)  # fmt: skip
 MINUTES = RowWriter(
     TaskMinute,
     ("source", "tenant", "job_type", "minute", *COUNTED),

@@ -6,6 +6,7 @@ Each value is made safe and readable here, once; the original stays in the seale
 from __future__ import annotations
 
 import hashlib
+import json
 import zlib
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -16,13 +17,15 @@ from deadletters import grouping
 from deadletters.journal.events import Caught, Delivery, Ended, ErrorReport, Failed, MessageState
 from deadletters.journal.frames import MESSAGE_CONTEXT
 from deadletters.journal.message import unpack_body
-from deadletters.outcome import Judgement, judge
+from deadletters.outcome import Judgement, combine, judge
 from deadletters.policy import PolicyBook, TaskPolicySpec
 from incidents.models import Severity
+from opsconsole.core.effects import OutcomeClass
 from opsconsole.core.ids import new_id
 from opsconsole.core.redaction import Redactor, decode_body
 from opsconsole.core.safe_text import safe_text, shorten
 from opsconsole.core.sealing import BrokenSeal, Sealer, SealError
+from opsconsole.jobs.models import Job
 
 ERROR_TEXT_LIMIT = 4_000
 TRACEBACK_LIMIT = 64_000
@@ -149,8 +152,20 @@ class Intake:
     policies: PolicyBook
     mode: grouping.GroupingMode
 
-    def failure(self, failed: Failed, *, clock: HostClock, boot_id: str, letter_id: UUID | None = None) -> Failure:
-        """Return the columns of one final failure; ``letter_id`` names the letter a repair's delivery belongs to."""
+    def failure(
+        self,
+        failed: Failed,
+        *,
+        clock: HostClock,
+        boot_id: str,
+        letter_id: UUID | None = None,
+        job: Job | None = None,
+    ) -> Failure:
+        """Return the columns of one final failure.
+
+        ``letter_id`` names the letter a repair's delivery belongs to. ``job`` is the row of a job of the ledger: whose
+        it is, its id, and what is known of its earlier attempts is taken from there.
+        """
         delivery, error = failed.delivery, failed.error
         policy = self.policies.for_task(delivery.task)
         new_letter = new_id()
@@ -160,16 +175,23 @@ class Intake:
         call_site = shorten(error.call_site, 300)
         job_type = shorten(delivery.task or "invalid", 255)
         tenant, actor_type, actor_id = self._scope(delivery)
+        if job is not None:
+            tenant, actor_type, actor_id = job.tenant, job.actor_type, job.actor_id
         message, preview, message_digest = self._message(delivery, new_letter)
         task_id = delivery.task_id
         message_id = task_id or message_digest or delivery.token
-        fingerprint = grouping.fingerprint(delivery.queue, task_id or None, message_id)
+        job_id = task_id if job is None else str(job.id)
+        fingerprint = grouping.fingerprint(delivery.queue, job_id or None, message_id)
         happened_at, is_exact = clock.moment(boot=failed.at_boot, wall=failed.at_wall, boot_id=boot_id)
         mode = policy.grouping or self.mode
+        judgement = self.judgement(error, policy, delivery, caught=failed.caught, never_started=failed.never_started)
+        if job is not None:
+            judgement = combine(_judged_before(job), judgement)
+            preview = self.redactor.preview([], json.loads(job.payload), limit=PREVIEW_LIMIT)
         return Failure(
             letter_id=new_letter,
             repaired_letter_id=letter_id,
-            repair_id=UUID(delivery.repair_id) if letter_id is not None else None,
+            repair_id=_repair_of(delivery, job) if letter_id is not None else None,
             tenant=tenant,
             source=self.source,
             fingerprint=fingerprint,
@@ -179,7 +201,7 @@ class Intake:
             task=delivery.task,
             job_type=job_type,
             queue=shorten(delivery.queue, 200),
-            job_id=shorten(task_id, 200),
+            job_id=shorten(job_id, 200),
             actor_type=actor_type,
             actor_id=actor_id,
             caught=failed.caught,
@@ -190,7 +212,7 @@ class Intake:
             call_site=call_site,
             traceback=traceback,
             traceback_digest=digest,
-            judgement=self.judgement(error, policy, delivery, caught=failed.caught, never_started=failed.never_started),
+            judgement=judgement,
             severity=SEVERITIES[policy.severity],
             grouping=mode,
             incident_key=grouping.grouping_key(
@@ -309,6 +331,17 @@ def _redacted_traceback(redactor: Redactor, text: str) -> tuple[str, str]:
     """Return a traceback as it is stored, and its digest; known ones, for a burst brings the same one many times."""
     redacted = redactor.text(text, limit=TRACEBACK_LIMIT)
     return redacted, hashlib.sha256(redacted.encode()).hexdigest()
+
+
+def _repair_of(delivery: Delivery, job: Job | None) -> UUID | None:
+    return UUID(delivery.repair_id) if job is None else job.repair_id
+
+
+def _judged_before(job: Job) -> Judgement | None:
+    """Return the worst that the ledger knows of a job's earlier attempts (C19)."""
+    if not job.outcome_class:
+        return None
+    return Judgement(OutcomeClass(job.outcome_class), job.outcome_reason)
 
 
 def _fitting(value: int | None, least: int, most: int) -> int | None:

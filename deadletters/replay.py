@@ -12,12 +12,12 @@ from itertools import groupby, islice
 from django.db import InterfaceError, OperationalError, transaction
 
 from deadletters import conf
-from deadletters.drainer import Settlement, open_failed, policies
+from deadletters.drainer import open_failed, policies
 from deadletters.intake import HostClock, Intake, open_message, seal_message
 from deadletters.journal.events import Failed
 from deadletters.journal.kept import KeptFailures
 from deadletters.models import SealedMessage, SetAsideEntry
-from deadletters.recorder import record_failures, without_repeats
+from deadletters.recording import Settlement, record_page
 from opsconsole.core.clock import boot_id, boot_now, wall_now
 from opsconsole.core.database import database_now, locked
 from opsconsole.core.sealing import SealError
@@ -81,10 +81,10 @@ def _record(page: list[Failed], source: str, settlement: Settlement) -> int:
     for failed in page:
         failed.delivery.source = source
     page = [failed for failed in page if not (failed.delivery.repair_id and settlement.is_settled_elsewhere(failed))]
-    letters = settlement.letters_of(failed.delivery for failed in page if failed.delivery.repair_id)
     book = policies().book()
-    failures = [
-        Intake(
+
+    def intake_of(failed: Failed) -> tuple[Intake, str]:
+        intake = Intake(
             source=source,
             worker=failed.delivery.worker,
             release=conf.release(),
@@ -92,16 +92,11 @@ def _record(page: list[Failed], source: str, settlement: Settlement) -> int:
             redactor=conf.redactor(),
             policies=book,
             mode=conf.grouping_mode(),
-        ).failure(failed, clock=clock, boot_id=failed.delivery.boot_id, letter_id=letters.get(failed.delivery.token))
-        for failed in page
-    ]
-    count = 0
-    for part in without_repeats(failures):
-        with transaction.atomic():
-            recorded = record_failures(part, now=now)
-            settlement.failed((item for item in recorded if item.is_new_occurrence), now)
-        count += sum(item.is_new_occurrence for item in recorded)
-    return count
+        )
+        return intake, failed.delivery.boot_id
+
+    recorded = record_page(page, intake_of=intake_of, clock=clock, settlement=settlement)
+    return sum(item.is_new_occurrence for item in recorded)
 
 
 def _pages(failures: Iterable[Failed]) -> Iterator[list[Failed]]:

@@ -26,6 +26,7 @@ class Action(StrEnum):
     PAYLOADS_READ = "payloads.read"
     GRANTS_MANAGE = "grants.manage"
     DEAD_LETTERS_INGEST = "dead-letters.ingest"
+    JOBS_CANCEL = "jobs.cancel"
 
     @property
     def codename(self) -> str:

@@ -1,4 +1,4 @@
-"""What runs beside the jobs in a worker's main process: hooks, drainer, relay and reporter, wired together here."""
+"""What runs beside the jobs in a worker's main process: hooks, drainer, relay, dispatcher, reporter, wired here."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from deadletters.journal import hooks as journal_hooks
 from deadletters.journal.hooks import Hooks
 from deadletters.nodes import Reporter, Standing
 from opsconsole.core.forking import GATE
+from opsconsole.jobs.dispatcher import Dispatcher
 from repairs.guard import DatabaseGuard
 from repairs.relay import Relay
 from repairs.settlement import DatabaseSettlement
@@ -33,6 +34,7 @@ class WorkerRuntime:
         self.settlement = DatabaseSettlement()
         self.drainer: Drainer | None = None
         self.relay: Relay | None = None
+        self.dispatcher: Dispatcher | None = None
         self.reporter: Reporter | None = None
 
     @classmethod
@@ -67,6 +69,9 @@ class WorkerRuntime:
         owner = folder.name if folder is not None else f"{self.hooks.node}.{self.pid}"
         self.relay = Relay(self.app, source=self.source, owner=owner)
         self.relay.start()
+        if Dispatcher.is_wanted(self.app):
+            self.dispatcher = Dispatcher(self.app, source=self.source, owner=owner)
+            self.dispatcher.start()
         pool = getattr(consumer, "pool", None)
         controller = getattr(consumer, "controller", None)
         self.reporter = Reporter(
@@ -84,10 +89,11 @@ class WorkerRuntime:
     def stop(self) -> None:
         """Let the threads finish what they have; what they cannot finish stays in the journal."""
         deadline = time.monotonic() + JOIN_SECONDS
-        for thread in (self.relay, self.drainer, self.reporter):
+        threads = (self.relay, self.dispatcher, self.drainer, self.reporter)
+        for thread in threads:
             if thread is not None:
                 thread.stop()
-        for thread in (self.relay, self.drainer, self.reporter):
+        for thread in threads:
             if thread is not None:
                 thread.join(max(deadline - time.monotonic(), 0.1))
         # A journal that is let go of may be recovered by a sibling, which must not happen while it is being counted.
@@ -96,7 +102,8 @@ class WorkerRuntime:
 
     def _standing(self) -> Standing:
         drainer = self.drainer
-        troubles = [thread.trouble for thread in (drainer, self.relay) if thread is not None and thread.trouble]
+        threads = (drainer, self.relay, self.dispatcher)
+        troubles = [thread.trouble for thread in threads if thread is not None and thread.trouble]
         behind = drainer.behind_since if drainer is not None else None
         return Standing(
             journal_bytes=self.hooks.folder.size() if self.hooks.folder is not None else 0,

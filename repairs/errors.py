@@ -51,6 +51,18 @@ class JobOvertaken(OpsError):
     message = "The job is {standing} already; nothing was changed."
 
 
+class RecordFinished(JobOvertaken):
+    """Its record has finished without it; the failed job is closed as overtaken, for nothing is left to repair (C5)."""
+
+
+class RepairReferenceMissing(OpsError):
+    """The ledger has no row of this job any more, or the job no record: there is nothing to put back (A12)."""
+
+    code = "operations_repair_reference_missing"
+    status = 409
+    message = "The {what} of this job is not there any more, so nothing can be put back to work."
+
+
 class ProviderOutcomeUnknown(OpsError):
     """Its last attempt may have taken effect. Ask the provider, then say what you found (B6)."""
 

@@ -13,8 +13,12 @@ from repairs.querysets import RepairActionQuerySet, RepairBatchQuerySet
 
 class ActionType(models.TextChoices):
     RETRY_MESSAGE = "retry_message"  # send the original message again under a new task id
+    RETRY_RECORD = "retry_authoritative_record"  # put the ledger's job and its record back to pending (A12)
     CLOSE_AS_DONE = "close_as_done"  # a person found that it had taken effect already
     DISCARD = "discard"  # give up and remove the message
+
+
+RETRIES = (ActionType.RETRY_MESSAGE, ActionType.RETRY_RECORD)
 
 
 class ActionState(models.TextChoices):
@@ -71,7 +75,7 @@ class RepairAction(models.Model):
     source = models.CharField(max_length=100)
     actor_type = models.CharField(max_length=100, db_default="")
     actor_id = models.CharField(max_length=200, db_default="")
-    action_type = models.CharField(max_length=20, choices=ActionType.choices)
+    action_type = models.CharField(max_length=30, choices=ActionType.choices)
     # Without the index of a foreign key: one below begins with it.
     letter = models.ForeignKey(DeadLetter, on_delete=models.PROTECT, related_name="repairs", db_index=False)
     incident = models.ForeignKey(Incident, on_delete=models.PROTECT, related_name="repairs", db_index=False)

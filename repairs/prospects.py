@@ -22,7 +22,7 @@ from incidents.models import Incident
 from opsconsole.core.database import database_now
 from opsconsole.core.errors import OpsError
 from repairs.errors import LetterTooOld, ProviderOutcomeUnknown
-from repairs.models import ActionState, ActionType, RepairAction
+from repairs.models import RETRIES, ActionState, RepairAction
 from repairs.refusals import Served, refusal_of
 from repairs.services import MOST_LETTERS
 
@@ -243,9 +243,7 @@ def first_to_retry(incident: Incident, served: Served) -> Checked | None:
 def latest_retry(incident: Incident) -> RepairAction | None:
     """Return the newest retry of the running episode: whether trying one first has been done, and how it ended."""
     return (
-        RepairAction.objects.filter(
-            incident=incident, action_type=ActionType.RETRY_MESSAGE, planned_at__gte=incident.opened_at
-        )
+        RepairAction.objects.filter(incident=incident, action_type__in=RETRIES, planned_at__gte=incident.opened_at)
         .exclude(state=ActionState.CANCELLED)
         .newest_first()
         .first()

@@ -40,6 +40,7 @@ from repairs.errors import (
     MessageTooDeep,
     ProviderOutcomeUnknown,
 )
+from repairs.records import is_of_ledger, refuse_ledger_job
 
 LOADED = 25
 """Stored messages in memory at once: each may have a megabyte."""
@@ -137,8 +138,8 @@ def refuse_unrepairable(
     """Raise the first refusal that applies to retrying a locked letter, or return warnings for its operator.
 
     Raises ``JobOvertaken``, ``LetterSetAside``, ``LetterTooOld``, ``MessageNotCaptured``, ``MessageTooDeep``,
-    ``MessageSealedWithUnknownKey``, ``MessageExpired``, ``JobNotServed``, ``ArgumentsDoNotFit`` or
-    ``ProviderOutcomeUnknown``.
+    ``MessageSealedWithUnknownKey``, ``MessageExpired``, ``JobNotServed``, ``ArgumentsDoNotFit``,
+    ``ProviderOutcomeUnknown``, or, for a job of the ledger, ``RepairReferenceMissing`` or ``RecordFinished``.
     """
     if letter.state != "open":
         raise JobOvertaken(standing=letter.standing(incident))
@@ -147,11 +148,10 @@ def refuse_unrepairable(
     most = served.most_seconds(letter.job_type, letter.first_seen_at)
     if most is not None:
         raise LetterTooOld(job_type=letter.job_type, max_age_seconds=most)
-    raw = open_letter_message(letter)
-    expired = expires_at(raw)
-    if expired is not None and expired <= now and not run_expired:
-        raise MessageExpired(expired_at=expired.isoformat())
-    warnings = _refuse_unserved(letter, raw, served)
+    if is_of_ledger(letter):
+        warnings = refuse_ledger_job(letter, tasks=served.signatures, has_nodes=served.has_nodes)
+    else:
+        warnings = _refuse_message(letter, served=served, now=now, run_expired=run_expired)
     if letter.outcome_class == OutcomeClass.AMBIGUOUS and not provider_checked:
         raise ProviderOutcomeUnknown(job_id=letter.job_id or letter.task_id, reason=letter.outcome_reason)
     if letter.chord_id:
@@ -159,6 +159,14 @@ def refuse_unrepairable(
     if letter.outcome_class == OutcomeClass.NOT_DECLARED:
         warnings.append("effects_not_declared")
     return warnings
+
+
+def _refuse_message(letter: DeadLetter, *, served: Served, now: datetime, run_expired: bool) -> list[str]:
+    raw = open_letter_message(letter)
+    expired = expires_at(raw)
+    if expired is not None and expired <= now and not run_expired:
+        raise MessageExpired(expired_at=expired.isoformat())
+    return _refuse_unserved(letter, raw, served)
 
 
 def _refuse_unserved(letter: DeadLetter, raw: RawMessage, served: Served) -> list[str]:

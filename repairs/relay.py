@@ -7,27 +7,24 @@ ids; the start guard lets one of each begin. No transaction is open while the br
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import Any
 from uuid import UUID
 
 from celery import Celery
 from django.db import connections, transaction
 from django.db.models import Case, F, Q, Value, When
-from kombu import Queue
 
 from deadletters.journal.hooks import REPAIR_HEADER
 from deadletters.journal.message import RawMessage
 from opsconsole.core.database import database_now, locked
 from opsconsole.core.errors import OpsError
 from opsconsole.core.forking import GATE
+from opsconsole.core.outbox import Outbox, Outgoing
 from repairs.models import ActionState, ActionType, RepairAction
 from repairs.refusals import LOADED, load_messages, open_letter_message, unload_messages
 
@@ -41,20 +38,6 @@ PAGE_SECONDS = 10.0
 """After this long the rest of a page is given back: a slow broker must not make us send with a lease that is over."""
 IDLE_SECONDS = 1.0
 LONGEST_BACKOFF_SECONDS = 30.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outgoing:
-    """A repair's message, ready to be published: the original's but for ids, times and the repair header."""
-
-    body: bytes
-    content_type: str | None
-    content_encoding: str | None
-    headers: dict[str, Any]
-    properties: dict[str, Any]
-    exchange: str
-    routing_key: str
-    queue: str
 
 
 def repair_message(action: RepairAction, raw: RawMessage) -> Outgoing:
@@ -93,49 +76,6 @@ def repair_message(action: RepairAction, raw: RawMessage) -> Outgoing:
         routing_key=letter.routing_key,
         queue=letter.queue,
     )
-
-
-class Outbox:
-    """One connection to the broker with the worker's own app, for a page of messages.
-
-    Every method raises whatever the broker's client raises; what was not sent is sent again with a new connection.
-    """
-
-    def __init__(self, app: Celery, *, timeout_seconds: int = 5) -> None:
-        self.app = app
-        self.timeout_seconds = timeout_seconds
-        self._connection: Any = None
-        self._producer: Any = None
-
-    def publish(self, outgoing: Outgoing) -> None:
-        """Send one message.
-
-        Its queue is declared as the app knows it: a virtual transport silently drops what no binding routes (measured).
-        """
-        if self._producer is None:
-            self._connection = self.app.connection_for_write()
-            self._connection.connect_timeout = self.timeout_seconds
-            self._connection.ensure_connection(max_retries=1, interval_start=0, timeout=self.timeout_seconds)
-            self._producer = self._connection.Producer(auto_declare=False)
-        declare: list[Queue] = [self.app.amqp.queues[outgoing.queue]] if outgoing.queue else []
-        self._producer.publish(
-            outgoing.body,
-            exchange=outgoing.exchange,
-            routing_key=outgoing.routing_key or outgoing.queue,
-            content_type=outgoing.content_type,
-            content_encoding=outgoing.content_encoding,
-            headers=outgoing.headers,
-            declare=declare,
-            retry=False,
-            **outgoing.properties,
-        )
-
-    def close(self) -> None:
-        """Let go of the connection, whatever state it is in."""
-        connection, self._connection, self._producer = self._connection, None, None
-        if connection is not None:
-            with contextlib.suppress(Exception):
-                connection.release()
 
 
 class Relay(threading.Thread):

@@ -36,6 +36,7 @@ from repairs.errors import (
     IncidentNotRepairable,
     JobOvertaken,
     LetterNotFound,
+    RecordFinished,
     RepairNotCancellable,
     RepairNotFound,
     SelectionDrifted,
@@ -44,6 +45,7 @@ from repairs.errors import (
 )
 from repairs.guard import holder_of
 from repairs.models import ActionState, ActionType, BatchState, ProviderAnswer, RepairAction, RepairBatch
+from repairs.records import as_record_retry, close_overtaken, is_of_ledger, mark_overtaken, put_back, take_back
 from repairs.refusals import LOADED, Served, load_messages, refuse_unrepairable, unload_messages
 from repairs.settling import fail_repair, settle_letter
 
@@ -141,7 +143,6 @@ class LettersClosed:
         return sum(result.status == "closed" for result in self.results)
 
 
-@service
 def retry_letter(
     *,
     letter_id: UUID,
@@ -153,31 +154,46 @@ def retry_letter(
     reference: str = "",
     version: int | None = None,
 ) -> LetterMutation:
-    """Plan to run one failed job again; the relay sends it, and it counts when it has succeeded (B5, B6, C11, C17).
+    """Plan to run one failed job again; it counts when it has succeeded (B5, B6, C11, C17).
 
+    A message is sent again by the relay; a job of the ledger goes back to pending in place, with its record (A12).
     Takes an incident that nobody has for ``by`` (A12). ``provider_checked`` is the operator's word that the last
-    attempt did not take effect; ``reference`` says where that was seen. Never talks to the broker. Locks incident and
-    letter. Raises ``LetterNotFound``, ``AccessDenied``, ``IdempotencyKeyReused``, ``IncidentChanged``, or why the
-    letter cannot be retried (``refuse_unrepairable``).
+    attempt did not take effect; ``reference`` says where that was seen. Never talks to the broker. Locks incident,
+    letter and the ledger's job. Raises ``LetterNotFound``, ``AccessDenied``, ``IdempotencyKeyReused``,
+    ``IncidentChanged``, or why the letter cannot be retried (``refuse_unrepairable``); one whose record has finished
+    without it is closed as overtaken all the same (C5).
     """
+    request = _RetryRequest(
+        by=by, provider_checked=provider_checked, run_expired=run_expired, reason=reason, reference=reference
+    )
+    try:
+        return _retry_letter(letter_id=letter_id, request=request, key=key, version=version)
+    except RecordFinished:
+        mark_overtaken(letter_id=letter_id)
+        raise
+
+
+@service
+def _retry_letter(*, letter_id: UUID, request: _RetryRequest, key: str, version: int | None) -> LetterMutation:
+    by, reason, reference = request.by, request.reason, request.reference
     _check_texts(reason, reference)
     scope = DeadLetter.objects.scope(letter_id)
     capability = authorise_target(by, Action.DEAD_LETTERS_RETRY, scope, LetterNotFound())
     incident, letter = _lock(letter_id)
     body = {
-        "provider_checked": provider_checked, "run_expired": run_expired, "reason": reason, "reference": reference,
+        "provider_checked": request.provider_checked, "run_expired": request.run_expired, "reason": reason,
+        "reference": reference,
     }  # fmt: skip
     digest = audit.request_digest(body)
     receipt = _replayed(key, LETTER_RETRIED, by, letter, digest)
     if receipt is not None:
         return LetterMutation.from_receipt(receipt, letter_id)
     check_version(incident, version)
-    request = _RetryRequest(
-        by=by, provider_checked=provider_checked, run_expired=run_expired, reason=reason, reference=reference
-    )
     served = Served.by(letter.source, incident.locked_at)
     action, warnings = _plan_retry(letter, incident, request, key=key, served=served, previous=_newest_repair(letter))
     action.save(force_insert=True)
+    if action.action_type == ActionType.RETRY_RECORD:
+        put_back(action, letter, incident.locked_at)
     letter.save(update_fields=["state", "outcome_class", "outcome_reason"])
     _take_if_untaken(incident, by)
     return _record(
@@ -373,6 +389,8 @@ def cancel_repair(*, repair_id: UUID, by: Operator, key: str) -> LetterMutation:
         letter.save(update_fields=["outcome_class", "outcome_reason"])
         fail_repair(action, letter, incident, code="no_answer", text="Given up: no answer was to be expected any more.")
     elif action.state in (ActionState.PLANNED, ActionState.SENT):
+        if action.action_type == ActionType.RETRY_RECORD and not take_back(action, letter, incident.locked_at):
+            raise RepairNotCancellable(state="started")
         action.state = ActionState.CANCELLED
         action.settled_at = incident.locked_at
         action.save(update_fields=["state", "settled_at"])
@@ -574,7 +592,7 @@ def _plan_page(*, batch_id: UUID, letter_ids: list[UUID], request: _RetryRequest
     if denied:
         record_denials(by, Action.DEAD_LETTERS_RETRY, denied)
     if planned:
-        _write_planned(planned)
+        _write_planned(planned, incident.locked_at)
         # Only once: what a failed repair has opened again since is to be seen, and not taken by the pages that follow.
         if is_begun:
             save_incident(incident)
@@ -592,7 +610,7 @@ def _judge(
 ) -> tuple[list[_Planned], list[LetterResult], list[Resource]]:
     """Lock letters of a locked incident and return which are planned and which refused, and what of those was denied.
 
-    Nothing is written.
+    Nothing is written, but that a letter whose record has finished without it is closed as overtaken (C5).
     """
     served = Served.by(batch.source, incident.locked_at)
     letters = [*DeadLetter.objects.defer("payload_preview", "error_text").lock_many(letter_ids).values()]
@@ -620,6 +638,8 @@ def _judge(
                 )
                 if isinstance(refusal, AccessDenied):
                     denied.append(refusal.resource)
+                elif isinstance(refusal, RecordFinished):
+                    close_overtaken(letter, incident)
                 continue
             planned.append(_Planned(letter=letter, action=action, warnings=warnings, capability=capability, key=key))
         unload_messages(few)
@@ -638,10 +658,15 @@ def _authorise_letter(by: Operator, letter: DeadLetter, capabilities: dict[Resou
     return capability
 
 
-def _write_planned(planned: list[_Planned]) -> None:
-    rows = [[getattr(one.action, field.attname) for field in PLANNED_ROWS.fields] for one in planned]
+def _write_planned(planned: list[_Planned], at: datetime) -> None:
+    messages = [one.action for one in planned if one.action.action_type == ActionType.RETRY_MESSAGE]
+    rows = [[getattr(action, field.attname) for field in PLANNED_ROWS.fields] for action in messages]
     if PLANNED_ROWS.insert(rows) != len(rows):
         raise RuntimeError("a repair could not be written")
+    for one in planned:
+        if one.action.action_type == ActionType.RETRY_RECORD:
+            one.action.save(force_insert=True)
+            put_back(one.action, one.letter, at)
     DeadLetter.objects.filter(id__in=[one.letter.id for one in planned]).update(state=LetterState.RETRYING)
     answered = [one.letter for one in planned if one.action.provider_answer == ProviderAnswer.DID_NOT_HAPPEN]
     if answered:
@@ -769,6 +794,8 @@ def _plan_retry(
         new_task_id=str(new_id()),
         due_at=now,
     )
+    if is_of_ledger(letter):
+        as_record_retry(action, letter, now)
     letter.state = LetterState.RETRYING
     if was_ambiguous:
         # From here on the earlier attempts are known not to have taken effect, so they no longer count (C19).

@@ -15,6 +15,7 @@ from deadletters.journal.events import Caught, Delivery, Ended, EndState, Failed
 from deadletters.locking import lock_letter
 from deadletters.models import DeadLetter, LetterState
 from deadletters.recorder import Recorded
+from opsconsole.core.database import AnyOf
 from repairs.guard import MARK
 from repairs.models import LIVE, ActionState, RepairAction
 from repairs.settling import fail_repair, settle_letter
@@ -42,6 +43,13 @@ class DatabaseSettlement:
             for token, (repair, delivery) in named.items()
             if repair in rows and rows[repair].new_task_id == delivery.task_id
         }
+
+    def letters_of_repairs(self, repair_ids: Iterable[UUID]) -> Mapping[UUID, UUID]:
+        """Return the letter of each of these repairs that a ledger job was put back by."""
+        listed = list(repair_ids)
+        if not listed:
+            return {}
+        return dict(RepairAction.objects.filter(AnyOf("id", listed)).values_list("id", "letter_id"))
 
     def is_settled_elsewhere(self, failed: Failed) -> bool:
         """Say whether a failed delivery of a repair says nothing about it: it never had the claim, another one has."""

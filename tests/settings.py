@@ -17,3 +17,4 @@ DATABASES["default"]["CONN_MAX_AGE"] = 0
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]  # fast on purpose
 # pytest catches what is logged; a handler of ours would write to a stream that pytest closes before the last line.
 LOGGING["root"]["handlers"] = []
+OPSCONSOLE_JOB_KINDS = ["tests.jobs.kind_plain", "tests.jobs.kind_outside", "tests.jobs.kind_watched"]

@@ -44,6 +44,7 @@ from deadletters.journal.message import MAX_MESSAGE_BYTES, TOKEN_KEY, pack_messa
 from deadletters.journal.reports import MAX_TEXT, report_error, shorten
 from opsconsole.core.clock import boot_id, boot_now, wall_now
 from opsconsole.core.sealing import Sealer
+from opsconsole.jobs.tokens import SCOPE_HEADER, TASK_PREFIX
 
 logger = logging.getLogger(__name__)
 
@@ -276,7 +277,7 @@ class Hooks:
         boot, wall = boot_now(), wall_now()
         number = next(self._numbers)
         values = request.request_dict
-        who = self._who(lambda: _parts_of_request(request))
+        who = _scope_of(values) or self._who(lambda: _parts_of_request(request))
         identity = self._describe(values, who, _chord_of(request))
         # Among the properties, because Celery copies headers and delivery info into retries, and these nowhere.
         values["properties"] = {**(values.get("properties") or {}), TOKEN_KEY: (number, *who) if who else number}
@@ -564,7 +565,7 @@ class Hooks:
         values["id"] = values.get("id") or properties.get("correlation_id") or f"message-{serial}.{number}"
         entry = ENTRY.pack(kind, number, boot_now(), wall_now())
         # Whose job it is can be told of a message that Celery could read, whether or not it knows the task.
-        who = self._who(lambda: _parts_of_message(message)) if kind is Kind.UNKNOWN else None
+        who = _scope_of(values) or (self._who(lambda: _parts_of_message(message)) if kind is Kind.UNKNOWN else None)
         body = report_part(self._describe(values, who, None), self._seal_error(error), self._message_part(message))
         file.append(entry + body, sync=True)
 
@@ -815,6 +816,17 @@ def _parts_of_message(message: Any) -> tuple[str, Any, Any, Mapping[str, Any]]:
     payload = message.payload
     args, kwargs = payload[:2] if isinstance(payload, list | tuple) and len(payload) == 3 else (None, None)
     return _text(headers.get("task")), args, kwargs, headers
+
+
+def _scope_of(values: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    """Return whose a job of the ledger is, as its message says; ``None`` for any other job."""
+    scope = values.get(SCOPE_HEADER)
+    if not scope or not _text(values.get("task")).startswith(TASK_PREFIX):
+        return None
+    match scope:
+        case [str(tenant), str(actor_type), str(actor_id)]:
+            return _short(tenant) or "default", _short(actor_type), _short(actor_id)
+    return None
 
 
 def _token(values: Mapping[str, Any]) -> tuple[int, tuple[str, ...] | None]:

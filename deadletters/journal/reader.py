@@ -48,6 +48,7 @@ from deadletters.journal.frames import (
 from deadletters.journal.message import unpack_message
 from opsconsole.core.clock import boot_id, boot_now
 from opsconsole.core.sealing import Sealer, SealError
+from opsconsole.jobs.tokens import job_type_of
 
 SETTLE_SECONDS: Final = 0.25
 """How far reading stays behind a living worker, so that what belongs together is read together."""
@@ -801,6 +802,7 @@ def _identify(delivery: Delivery, identity: bytes) -> None:
     if not quote or not head.startswith(b'["') or b"\\" in head or len(tail) > _LONGEST_KNOWN_TAIL:
         # Something that is no plain text, or long: as good as never.
         task_id, *rest = json.loads(identity.decode("ascii"))
+        rest[0] = job_type_of(rest[0])
     else:
         # Behind the id, all jobs of one task are mostly alike.
         task_id, rest = head[2:].decode("ascii"), _tail_of(tail)
@@ -819,4 +821,5 @@ def _identify(delivery: Delivery, identity: bytes) -> None:
 def _tail_of(tail: bytes) -> list[Any]:
     """Return what follows the id in an identity; nobody changes it. Decoded, for json would guess the encoding."""
     found: list[Any] = json.loads(f"[{tail.decode('ascii')}")
+    found[0] = job_type_of(found[0])
     return found

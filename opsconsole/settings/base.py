@@ -32,6 +32,8 @@ OPSCONSOLE_KEYS = env.text("OPSCONSOLE_KEYS")
 OPSCONSOLE_JOURNAL_DIR: str | None = env.text("OPSCONSOLE_JOURNAL_DIR", str(VAR_DIR / "journal"))
 # The queue of this product's own background jobs.
 OPSCONSOLE_QUEUE = env.text("OPSCONSOLE_QUEUE", "opsconsole")
+# Dotted names of modules with kinds of jobs beside the built-in ones; docs/add-a-job-type.md shows one.
+OPSCONSOLE_JOB_KINDS = env.words("OPSCONSOLE_JOB_KINDS")
 # Dotted path of a function (task name, args, kwargs, headers) -> (tenant, actor type, actor id); "" puts every job
 # under tenant "default".
 OPSCONSOLE_IDENTITY = env.text("OPSCONSOLE_IDENTITY")
@@ -211,6 +213,9 @@ CELERY_TASK_TRACK_STARTED = False
 # time is six times slower there (measured).
 CELERY_WORKER_PREFETCH_MULTIPLIER = 4 if _BROKER == "filesystem" else 1
 CELERY_WORKER_REDIRECT_STDOUTS = False
+# Celery closes the database connection around each task, which costs more than a job's own statements (measured); so it
+# is kept for this many. The name in the settings is the one that Celery looks for, without its prefix it finds nothing.
+CELERY_DB_REUSE_MAX = 1_000
 CELERY_BEAT_SCHEDULER = "django_celery_beat.schedulers:DatabaseScheduler"
 CELERY_TIMEZONE = TIME_ZONE
 

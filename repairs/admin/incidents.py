@@ -71,7 +71,7 @@ from repairs.errors import (
     SelectionInvalid,
     TooMany,
 )
-from repairs.models import ActionState, ActionType, ProviderAnswer, RepairAction
+from repairs.models import RETRIES, ActionState, ActionType, ProviderAnswer, RepairAction
 from repairs.prospects import (
     Checked,
     Judged,
@@ -772,7 +772,7 @@ def _shown(letters: Any, incident: Incident, shown: str, judged: Judged, served:
 def _latest_retry(incident: Incident, newest: Sequence[RepairAction]) -> RepairAction | None:
     """Return the newest retry of the running episode; ``newest`` are the newest repairs, one page of them."""
     for action in newest:
-        is_retry = action.action_type == ActionType.RETRY_MESSAGE and action.state != ActionState.CANCELLED
+        is_retry = action.action_type in RETRIES and action.state != ActionState.CANCELLED
         if is_retry and action.planned_at >= incident.opened_at:
             return action
     return latest_retry(incident) if len(newest) > REPAIRS_SHOWN else None

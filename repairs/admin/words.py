@@ -23,13 +23,14 @@ from incidents.models import Incident, IncidentState
 from opsconsole.core.admin import ago, thousands
 from opsconsole.core.errors import OpsError
 from repairs.errors import JobOvertaken
-from repairs.models import ActionState, ActionType, ProviderAnswer, RepairAction
+from repairs.models import RETRIES, ActionState, ActionType, ProviderAnswer, RepairAction
 from repairs.prospects import Checked, Prospect
 from repairs.refusals import Served
 from repairs.selectors import Deed
 
 ACTION_WORDS = {
     ActionType.RETRY_MESSAGE: "Retry",
+    ActionType.RETRY_RECORD: "Retry",
     ActionType.CLOSE_AS_DONE: "Close as already happened",
     ActionType.DISCARD: "Discard",
 }
@@ -43,6 +44,7 @@ STATE_WORDS = {
 }
 DEED_WORDS = {
     ActionType.RETRY_MESSAGE: "retried {jobs}",
+    ActionType.RETRY_RECORD: "retried {jobs}",
     ActionType.CLOSE_AS_DONE: "closed {jobs} as already happened",
     ActionType.DISCARD: "discarded {jobs}",
 }
@@ -83,7 +85,7 @@ ANSWERS = (
 def repair_words(action: RepairAction, now: datetime | None = None) -> str:
     """Return the state of a repair as a person says it; one whose answer is overdue says so."""
     state = ActionState(action.state)
-    if action.action_type != ActionType.RETRY_MESSAGE and state == ActionState.SUCCEEDED:
+    if action.action_type not in RETRIES and state == ActionState.SUCCEEDED:
         return "Done"
     overdue = action.answer_due_at is not None and action.answer_due_at < (now or timezone.now())
     if overdue and state in (ActionState.SENT, ActionState.STARTED):
@@ -97,7 +99,7 @@ def deed_words(deed: Deed) -> str:
     if deed.letter is not None:
         jobs = f"{jobs} ({letter_name(deed.letter)})"
     what = DEED_WORDS[ActionType(deed.action_type)].format(jobs=jobs)
-    if deed.action_type != ActionType.RETRY_MESSAGE:
+    if deed.action_type not in RETRIES:
         return what
     counted = [(count, RESULT_WORDS[state]) for state in ActionState if (count := deed.states.get(state.value))]
     counted += [(deed.refused, "refused")] if deed.refused else []

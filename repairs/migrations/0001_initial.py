@@ -39,7 +39,7 @@ class Migration(migrations.Migration):
                 ('source', models.CharField(max_length=100)),
                 ('actor_type', models.CharField(db_default='', max_length=100)),
                 ('actor_id', models.CharField(db_default='', max_length=200)),
-                ('action_type', models.CharField(choices=[('retry_message', 'Retry Message'), ('close_as_done', 'Close As Done'), ('discard', 'Discard')], max_length=20)),
+                ('action_type', models.CharField(choices=[('retry_message', 'Retry Message'), ('retry_authoritative_record', 'Retry Record'), ('close_as_done', 'Close As Done'), ('discard', 'Discard')], max_length=30)),
                 ('operation_key', models.CharField(max_length=400, unique=True)),
                 ('state', models.CharField(choices=[('planned', 'Planned'), ('sent', 'Sent'), ('started', 'Started'), ('succeeded', 'Succeeded'), ('failed', 'Failed'), ('cancelled', 'Cancelled')], max_length=10)),
                 ('before', models.TextField(db_default='{}')),

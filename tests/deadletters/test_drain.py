@@ -43,6 +43,9 @@ class NoRepairs:
     def letters_of(self, deliveries: Iterable[Delivery]) -> Mapping[str, UUID]:
         return {}
 
+    def letters_of_repairs(self, repair_ids: Iterable[UUID]) -> Mapping[UUID, UUID]:
+        return {}
+
     def is_settled_elsewhere(self, failed: Failed) -> bool:
         return False
 

@@ -20,7 +20,8 @@ from grants.models import AuditEvent
 from opsconsole.core.database import database_now
 from repairs import relay
 from repairs.models import ActionState, RepairAction
-from repairs.relay import Outbox, Outgoing, Relay, repair_message
+from opsconsole.core.outbox import Outbox, Outgoing
+from repairs.relay import Relay, repair_message
 from repairs.services import retry_letter
 from tests import factories
 from tests.cast import Cast

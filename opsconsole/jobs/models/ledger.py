@@ -54,7 +54,6 @@ class Job(models.Model):
     lease_token = models.CharField(max_length=100, db_default="")
     lease_owner = models.CharField(max_length=200, db_default="")
     lease_expires_at = models.DateTimeField(null=True)
-    lease_seconds = models.IntegerField(db_default=60)
     outcome_class = models.CharField(max_length=12, db_default="")
     outcome_reason = models.CharField(max_length=300, db_default="")
     last_error_code = models.CharField(max_length=64, db_default="")
@@ -91,6 +90,7 @@ class Job(models.Model):
         indexes = [
             models.Index(F("source"), F("available_at"), F("id"), condition=Q(state__in=DUE), name="ops_job_due"),
             models.Index(F("lease_expires_at"), F("id"), condition=Q(state__in=LEASED), name="ops_job_leased"),
+            models.Index(F("lease_token"), condition=Q(state__in=LEASED), name="ops_job_token"),
             models.Index(F("record_type"), F("record_id"), name="ops_job_of_record"),
             models.Index(F("state"), F("id").desc(), name="ops_job_of_state"),
             models.Index(F("tenant"), F("id").desc(), name="ops_job_of_tenant"),

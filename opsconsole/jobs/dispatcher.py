@@ -1,0 +1,144 @@
+"""The dispatcher: one thread in each worker that has the ledger's tasks; it sends what is due.
+
+It leases due jobs, oldest first, sends their messages with the worker's own app, and leaves the rest in the database
+while enough wait in the queue: the database is the queue, the broker the fast way from there to a worker. Killed
+between leasing and sending, its jobs are sent again once their lease is over; an old message that turns up after all is
+passed over.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from typing import Any
+
+from celery import Celery
+from django.db import connections
+
+from opsconsole.core.forking import GATE
+from opsconsole.core.outbox import Outbox, Outgoing
+from opsconsole.jobs import ledger
+from opsconsole.jobs.ledger import Dispatched
+from opsconsole.jobs.tokens import SCOPE_HEADER, TASK_PREFIX
+
+logger = logging.getLogger(__name__)
+
+PAGE = 100
+MOST_OUTSTANDING = 500
+"""Enough to keep many workers busy between two looks, few enough that new urgent work does not wait behind them."""
+IDLE_SECONDS = 1.0
+BUSY_SECONDS = 0.1
+LONGEST_PAUSE_SECONDS = 10.0
+
+
+class Dispatcher(threading.Thread):
+    """Sends the due jobs of one source."""
+
+    def __init__(self, app: Celery, *, source: str, owner: str) -> None:
+        super().__init__(name="opsconsole-dispatcher", daemon=True)
+        self.app = app
+        self.source = source
+        self.owner = owner
+        self._stop_asked = threading.Event()
+        self._outbox = Outbox(app)
+        self._heads: dict[str, dict[str, Any]] = {}
+        self._troubles = {"database": "", "broker": ""}
+
+    @staticmethod
+    def is_wanted(app: Celery) -> bool:
+        """Whether a worker of this app serves any kind of the ledger's."""
+        return any(name.startswith(TASK_PREFIX) for name in app.tasks)
+
+    @property
+    def trouble(self) -> str:
+        """What keeps jobs from being sent, in words; "" while nothing does."""
+        return "; ".join(f"{what}: {text}" for what, text in self._troubles.items() if text)
+
+    def stop(self) -> None:
+        self._stop_asked.set()
+
+    def run(self) -> None:
+        pause = IDLE_SECONDS
+        while not self._stop_asked.wait(pause):
+            try:
+                sent = self.send_due()
+                self._note("database", "")
+            except Exception as error:  # noqa: BLE001  (a dispatcher that dies leaves every job unsent)
+                self._note("database", f"{type(error).__name__}: {error}")
+                pause = min(max(pause, IDLE_SECONDS) * 2, LONGEST_PAUSE_SECONDS)
+                with GATE:
+                    # A kept connection would not follow a failover.
+                    connections.close_all()
+                continue
+            if self._troubles["broker"]:
+                pause = min(max(pause, IDLE_SECONDS) * 2, LONGEST_PAUSE_SECONDS)
+            else:
+                pause = BUSY_SECONDS if sent else IDLE_SECONDS
+        self._outbox.close()
+        with GATE:
+            connections.close_all()
+
+    def send_due(self) -> int:
+        """Send due jobs until none is due or enough wait in the queue; returns how many were sent."""
+        sent = 0
+        while not self._stop_asked.is_set():
+            with GATE:
+                taken = self._take()
+            if not taken:
+                break
+            done = self._send(taken)
+            sent += done
+            if done < len(taken):
+                break
+        return sent
+
+    def _take(self) -> list[Dispatched]:
+        room = MOST_OUTSTANDING - ledger.outstanding(source=self.source, most=MOST_OUTSTANDING)
+        if room <= 0:
+            return []
+        return ledger.take_due(source=self.source, owner=self.owner, limit=min(PAGE, room))
+
+    def _send(self, taken: list[Dispatched]) -> int:
+        """Send a page; what the broker does not take is given back and due again. Returns how many were sent."""
+        for number, job in enumerate(taken):
+            try:
+                self._outbox.publish(self._message(job))
+            except Exception as error:  # noqa: BLE001  (each transport has its own; all mean "not known to be sent")
+                self._note("broker", f"{type(error).__name__}: {error}")
+                self._outbox.close()
+                with GATE:
+                    ledger.give_back([job.token for job in taken[number:]])
+                return number
+        self._note("broker", "")
+        return len(taken)
+
+    def _message(self, job: Dispatched) -> Outgoing:
+        """Return the message of a dispatch: the job's id, and in a header whose it is."""
+        head = self._heads.get(job.kind)
+        if head is None:
+            made = self.app.amqp.as_task_v2("", f"{TASK_PREFIX}{job.kind}", args=(), kwargs={})
+            head = self._heads[job.kind] = dict(made.headers)
+        headers = {
+            **head,
+            "id": job.token,
+            "root_id": job.token,
+            "argsrepr": f"('{job.job_id}',)",
+            SCOPE_HEADER: [job.tenant, job.actor_type, job.actor_id],
+        }
+        embedded = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
+        return Outgoing(
+            body=json.dumps([[str(job.job_id)], {}, embedded]).encode(),
+            content_type="application/json",
+            content_encoding="utf-8",
+            headers=headers,
+            properties={"correlation_id": job.token, "delivery_mode": 2},
+            exchange="",
+            routing_key=job.queue,
+            queue=job.queue,
+        )
+
+    def _note(self, what: str, trouble: str) -> None:
+        if trouble and trouble != self._troubles[what]:
+            logger.error("dispatcher of %s: %s: %s; jobs wait in the ledger", self.source, what, trouble)
+        self._troubles[what] = trouble

@@ -1,0 +1,14 @@
+from collections.abc import Iterator
+
+import pytest
+
+from tests.jobs.kinds_of_tests import BODIES, TOLD
+
+
+@pytest.fixture(autouse=True)
+def plain_bodies() -> Iterator[None]:
+    """Let every test begin with kinds that do nothing."""
+    BODIES.clear()
+    TOLD.clear()
+    yield
+    BODIES.clear()

@@ -1,0 +1,3 @@
+from tests.jobs.kinds_of_tests import Watched
+
+KIND = Watched()
