@@ -15,6 +15,7 @@ from deadletters.journal import hooks as journal_hooks
 from deadletters.journal.hooks import Hooks
 from deadletters.nodes import Reporter, Standing
 from opsconsole.core.forking import GATE
+from opsconsole.jobs import conf as jobs_conf
 from opsconsole.jobs.dispatcher import Dispatcher
 from repairs.guard import DatabaseGuard
 from repairs.relay import Relay
@@ -70,7 +71,7 @@ class WorkerRuntime:
         self.relay = Relay(self.app, source=self.source, owner=owner)
         self.relay.start()
         if Dispatcher.is_wanted(self.app):
-            self.dispatcher = Dispatcher(self.app, source=self.source, owner=owner)
+            self.dispatcher = Dispatcher(self.app, source=jobs_conf.source(), owner=owner)
             self.dispatcher.start()
         pool = getattr(consumer, "pool", None)
         controller = getattr(consumer, "controller", None)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from django.conf import settings
 from django.db import IntegrityError, transaction
 
 from grants import audit
@@ -16,9 +16,9 @@ from grants.actions import Action
 from grants.operators import Operator
 from grants.service import service
 from grants.targets import authorise_target
-from opsconsole.core.canonical_json import canonical_json
 from opsconsole.core.database import database_now, is_unique_violation
 from opsconsole.core.ids import new_id
+from opsconsole.jobs import conf
 from opsconsole.jobs.errors import JobNotCancellable, JobNotFound, JobPayloadInvalid
 from opsconsole.jobs.kinds import kind_named
 from opsconsole.jobs.models import DUE, Job, JobState
@@ -48,7 +48,8 @@ def enqueue(
     """
     found = kind_named(kind)
     try:
-        text = canonical_json(dict(payload))
+        # Escaped, so that a NUL or half a character in it can be stored; a NaN is refused, no reader could have it.
+        text = json.dumps(dict(payload), allow_nan=False, separators=(",", ":"))
         found.check(payload)
     except (TypeError, ValueError, RecursionError) as error:
         raise JobPayloadInvalid(kind=kind, detail=str(error)[:300]) from error
@@ -58,7 +59,7 @@ def enqueue(
     job = Job(
         id=new_id(),
         tenant=tenant,
-        source=settings.OPSCONSOLE_SOURCE,
+        source=conf.source(),
         actor_type=actor_type,
         actor_id=actor_id,
         kind=kind,
@@ -68,7 +69,7 @@ def enqueue(
         record_id=record_id,
         report_id=report_id,
         key=key,
-        queue=found.queue or settings.OPSCONSOLE_QUEUE,
+        queue=found.queue or conf.queue(),
         state=JobState.PENDING,
         max_attempts=found.max_attempts if max_attempts is None else max_attempts,
         available_at=available_at or now,

@@ -123,7 +123,7 @@ def test_a_database_that_is_down_keeps_the_place(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(drainer, "AT_ONCE", 100)
     events = [factories.failed() for _ in range(250)]
     drained = batch(*events)
-    real, calls = drainer.record_failures, iter(range(10))
+    real, calls = drainer.record_page, iter(range(10))
 
     def fail_on_the_second_page(*args: Any, **kwargs: Any) -> Any:
         number = next(calls)
@@ -133,7 +133,7 @@ def test_a_database_that_is_down_keeps_the_place(monkeypatch: pytest.MonkeyPatch
             raise InternalError("cannot execute INSERT in a read-only transaction")
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(drainer, "record_failures", fail_on_the_second_page)
+    monkeypatch.setattr(drainer, "record_page", fail_on_the_second_page)
     folder = drain()
     for _ in range(2):
         with pytest.raises(DatabaseDown):

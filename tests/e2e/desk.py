@@ -33,6 +33,8 @@ from grants.services import bootstrap, create_token  # noqa: E402
 from incidents.models import Incident  # noqa: E402
 from opsconsole.celery import app  # noqa: E402
 from opsconsole.core.database import database_now  # noqa: E402
+from opsconsole.jobs.models import Job  # noqa: E402
+from opsconsole.jobs.services import enqueue  # noqa: E402
 from repairs.models import RepairAction  # noqa: E402
 from repairs.services import retry_incident  # noqa: E402
 
@@ -72,6 +74,7 @@ def letters() -> list[dict[str, Any]]:
         {
             "id": str(row.id),
             "task_id": row.task_id,
+            "job_id": row.job_id,
             "job_type": row.job_type,
             "state": row.state,
             "caught": row.caught,
@@ -166,6 +169,17 @@ def retry_over_cli(incident: str, expected_count: int) -> str:
     return out.getvalue()
 
 
+def write_jobs(kind: str, count: int, payload: dict[str, Any] | None = None) -> list[str]:
+    """Write so many jobs into the ledger and return their ids."""
+    return [str(enqueue(kind=kind, tenant="default", payload=payload or {}).id) for _ in range(count)]
+
+
+def jobs() -> list[dict[str, Any]]:
+    """Return every job of the ledger of this source."""
+    rows = Job.objects.filter(source=source()).order_by("id")
+    return [{"id": str(row.id), "kind": row.kind, "state": row.state, "attempts": row.attempts} for row in rows]
+
+
 def balance() -> dict[str, int]:
     """Return the sums of the balance line: what was received, and how it ended."""
     sums = TaskMinute.objects.filter(source=source()).aggregate(**{name: Sum(name) for name in COUNTED})
@@ -181,6 +195,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
         send, letters, count_letters, incidents, repairs, retry, retry_over_rest, retry_over_cli, balance, nodes,
+        write_jobs, jobs,
     )
 }  # fmt: skip
 

@@ -56,4 +56,4 @@ def test_every_action_has_a_permission_whose_name_guardian_can_read(action: Acti
 
 
 def test_no_two_actions_share_a_permission() -> None:
-    assert len({action.codename for action in Action}) == len(Action) == 18
+    assert len({action.codename for action in Action}) == len(Action) == 19

@@ -65,7 +65,7 @@ finally:
     teardown_databases(old, verbosity=0)
 """
 
-COMMON = """bootstrapped 18
+COMMON = """bootstrapped 19
 before False
 after user-grant
 sees True

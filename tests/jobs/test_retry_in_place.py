@@ -10,6 +10,7 @@ from deadletters.models import LetterState
 from grants.models import AuditEvent
 from incidents.models import IncidentState
 from opsconsole.jobs.errors import Refused, TryAgain, Unanswered
+from opsconsole.jobs.ledger import take_due
 from opsconsole.jobs.models import Job, JobState
 from repairs.errors import (
     JobOvertaken,
@@ -43,8 +44,7 @@ def test_a_retry_puts_job_and_record_back_to_pending(cast: Cast) -> None:
     assert json.loads(action.before)["job"] == "dead"
     assert json.loads(action.after) == {"attempts": 0, "automaticAttemptsReset": True, "state": "pending"}
     letter.refresh_from_db()
-    assert (letter.state, letter.incident.state) == (LetterState.RETRYING, IncidentState.OPEN)
-    letter.incident.refresh_from_db()
+    assert letter.state == LetterState.RETRYING
     assert (letter.incident.state, letter.incident.acknowledged_by) == (IncidentState.ACKNOWLEDGED, cast.ada.ref)
     assert AuditEvent.objects.filter(action="dead-letters.retry", target_id=str(letter.id)).count() == 1
 
@@ -179,8 +179,9 @@ def test_several_are_put_back_together_each_with_its_repair(cast: Cast) -> None:
     assert (done.planned, done.refused) == (2, 1)
     assert letter_of(jobs[2]).state == LetterState.OVERTAKEN
     BODIES.clear()
+    tokens = {one.job_id: one.token for one in take_due(source="default", owner="d", limit=10)}
     for job in jobs[:2]:
-        assert run(job, dispatch(job)) is None
+        assert run(job, tokens[job.id]) is None
     incident.refresh_from_db()
     assert incident.state == IncidentState.RESOLVED
 

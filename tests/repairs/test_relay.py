@@ -18,9 +18,9 @@ from deadletters.journal.hooks import REPAIR_HEADER
 from deadletters.models import DeadLetter, SealedMessage
 from grants.models import AuditEvent
 from opsconsole.core.database import database_now
+from opsconsole.core.outbox import Outbox, Outgoing
 from repairs import relay
 from repairs.models import ActionState, RepairAction
-from opsconsole.core.outbox import Outbox, Outgoing
 from repairs.relay import Relay, repair_message
 from repairs.services import retry_letter
 from tests import factories

@@ -77,6 +77,7 @@ if SHOP_ATTACHED:
         "opsconsole",
         "grants",
         "incidents",
+        "opsconsole.jobs",
         "deadletters",
         "repairs",
     ]
