@@ -9,7 +9,7 @@ from benchmarks.common import ROOT
 
 NAMES = (
     "journal_cost", "recording", "capture_healthy", "capture_failing", "incident_50k", "retry_1000", "lists", "search",
-    "pages",
+    "pages", "ledger",
 )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """The Celery app of the workers that are measured; BENCH_SIDE says what records their failures.
 
-``none``: nothing. ``opsconsole``: the console, attached as any project attaches it. ``results``: django-celery-results
-as its documentation has it. All else is Celery's default on each side.
+``none``: nothing. ``opsconsole``: the console, attached as any project attaches it; ``ledger``: with the tasks of the
+job ledger. ``results``: django-celery-results as its documentation has it. All else is Celery's default on each side.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ app = Celery("benchmarks", broker=os.environ["BENCH_BROKER"])
 app.conf.update(broker_connection_retry_on_startup=True)
 if SIDE == "results":
     app.conf.update(result_backend="django-db")
-if SIDE == "opsconsole":
+if SIDE == "ledger":
+    app.conf.update({"CELERY_DB_REUSE_MAX": 1_000})
+    app.autodiscover_tasks(["opsconsole.jobs"])
+if SIDE in ("opsconsole", "ledger"):
     install(app, source=os.environ["OPSCONSOLE_SOURCE"])
 
 with (FOLDER / "done").open("r+b") as _file:
@@ -48,9 +51,14 @@ class CardDeclined(Exception):
     """The error of the tasks that fail."""
 
 
+def count() -> None:
+    """Count one body that has run."""
+    _counters[_slot] += 1
+
+
 @app.task(name="bench.noop")
 def noop(number: int) -> None:
-    _counters[_slot] += 1
+    count()
 
 
 @app.task(name="bench.short")

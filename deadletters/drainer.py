@@ -33,6 +33,8 @@ from opsconsole.core.database import RowWriter, database_now, locked
 from opsconsole.core.forking import GATE
 from opsconsole.core.ids import new_id
 from opsconsole.core.safe_text import safe_text, shorten
+from opsconsole.jobs import ledger
+from opsconsole.jobs.tokens import job_id_of
 
 logger = logging.getLogger(__name__)
 
@@ -136,6 +138,7 @@ class FolderDrain:
         )
         self._record_failures(drained, intake, clock)
         self._settle_endings(drained)
+        self._give_back(drained)
         self._count(drained, intake, clock)
         self.captured_at = now
 
@@ -234,6 +237,26 @@ class FolderDrain:
                 # A repair that cannot be settled stays visible as unanswered; those behind it must not wait for it.
                 logger.exception("cannot settle %s", ended.delivery.task_id)
             drained.endings_done += 1
+
+    def _give_back(self, drained: Drained) -> None:
+        """Send jobs of the ledger again whose messages went back to the broker with a dead worker.
+
+        Some brokers keep such a message for an hour before they deliver it again; it is passed over then.
+        """
+        tokens = [
+            event.delivery.task_id
+            for event in drained.batch.events
+            if isinstance(event, Ended)
+            and event.state == EndState.RETURNED
+            and job_id_of(event.delivery.task_id) is not None
+        ]
+        if not tokens:
+            return
+        try:
+            with GATE:
+                ledger.give_back(tokens)
+        except Error as error:
+            raise DatabaseDown(f"{type(error).__name__}: {error}") from error
 
     def _count(self, drained: Drained, intake: Intake, clock: HostClock) -> None:
         """Commit counts, attempts and offsets together: counts, unlike letters, have no key to save them."""

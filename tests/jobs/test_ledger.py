@@ -11,8 +11,9 @@ import pytest
 from celery.exceptions import Ignore, Retry
 from django.db import OperationalError, connection, transaction
 
-from deadletters.journal.events import Caught
+from deadletters.journal.events import Caught, Ended, EndState
 from deadletters.models import Attempt, DeadLetter
+from opsconsole.core.clock import boot_now, wall_now
 from opsconsole.core.database import database_now
 from opsconsole.core.effects import OutcomeClass
 from opsconsole.jobs import ledger, runner
@@ -22,6 +23,8 @@ from opsconsole.jobs.kind import Work
 from opsconsole.jobs.kinds import kind_named
 from opsconsole.jobs.models import Job, JobState
 from opsconsole.jobs.services import enqueue
+from tests import factories
+from tests.deadletters.test_drain import batch, drain
 from tests.jobs.kinds_of_tests import BODIES, TOLD
 from tests.jobs.steps import LOST, died, dispatch, letter_of, make_due, new_job, record, run
 
@@ -346,3 +349,19 @@ def test_ids_that_only_look_like_the_ledgers_are_ordinary_jobs() -> None:
         job = Job(kind="shop.send_mail", queue="celery")
         record(died(job, task_id))
     assert DeadLetter.objects.count() == 3
+
+
+def test_a_message_that_went_back_to_the_broker_with_a_dead_worker_is_sent_again_at_once() -> None:
+    """Redis keeps it for an hour; its old message is passed over when it turns up."""
+    job = new_job()
+    token = dispatch(job)
+    returned = Ended(
+        delivery=factories.delivery(task_id=token, task=job.kind, queue=job.queue, acked=False),
+        state=EndState.RETURNED,
+        at_boot=boot_now(),
+        at_wall=wall_now(),
+    )
+    drain().apply(batch(returned))
+    job.refresh_from_db()
+    assert job.state == JobState.PENDING
+    assert isinstance(run(job, token), Ignore)
