@@ -48,6 +48,21 @@ INCIDENT_GROUPING = env.choice("INCIDENT_GROUPING", ("cause", "job"), "cause")
 # search looks at the newest rows only, and says so.
 OPSCONSOLE_SEARCH_INDEX = env.flag("OPSCONSOLE_SEARCH_INDEX", True)
 
+# Modules with kinds of jobs of the project's own, beside the built-in eight; docs/add-a-job-type.md has one.
+OPSCONSOLE_JOB_KINDS = env.words("OPSCONSOLE_JOB_KINDS")
+# What calls to other systems are signed with: whsec_ and the base64 of 24 to 64 random bytes. Several, separated by
+# commas, sign side by side while receivers change over; "" derives one from SECRET_KEY, which no receiver knows.
+OPSCONSOLE_WEBHOOK_SECRET = env.text("OPSCONSOLE_WEBHOOK_SECRET")
+# Tenants with secrets of their own: tenant -> secrets as above.
+OPSCONSOLE_WEBHOOK_SECRETS: dict[str, str] = {}
+# Endpoints (beginnings of URLs) that answer GET <endpoint>/<idempotency key> whether they have done that, with 200
+# {"status": "done"} or 404. A job that may have taken effect is then settled by asking instead of by guessing.
+OPSCONSOLE_WEBHOOK_PROBES = env.words("OPSCONSOLE_WEBHOOK_PROBES")
+# Evidence is fetched from the open internet only; host names, addresses and networks named here may be private.
+OPSCONSOLE_EVIDENCE_ALLOW = env.words("OPSCONSOLE_EVIDENCE_ALLOW")
+# How many bytes one piece of evidence may have; it is kept in the database.
+OPSCONSOLE_EVIDENCE_BYTES = env.number("OPSCONSOLE_EVIDENCE_BYTES", 10 << 20, at_least=1)
+
 # How many requests the REST API answers per minute, operator and web process, before it says 429.
 OPSCONSOLE_API_REQUESTS_PER_MINUTE = env.number("OPSCONSOLE_API_REQUESTS_PER_MINUTE", 1_200, at_least=1)
 
@@ -148,6 +163,17 @@ SPECTACULAR_SETTINGS = {"ENABLE_DJANGO_DEPLOY_CHECK": False}
 STATIC_URL = "static/"
 STATIC_ROOT: str | Path | None = None  # nothing is collected: WhiteNoise serves the files where the packages have them
 WHITENOISE_USE_FINDERS = True
+
+# -- E-mail ------------------------------------------------------------------------------------------------------------
+
+# Django's own settings; a session that hangs must not hold a worker.
+EMAIL_HOST = env.text("OPSCONSOLE_EMAIL_HOST", "localhost")
+EMAIL_PORT = env.number("OPSCONSOLE_EMAIL_PORT", 25, at_least=1)
+EMAIL_HOST_USER = env.text("OPSCONSOLE_EMAIL_USER")
+EMAIL_HOST_PASSWORD = env.text("OPSCONSOLE_EMAIL_PASSWORD")
+EMAIL_USE_TLS = env.flag("OPSCONSOLE_EMAIL_TLS", False)
+EMAIL_TIMEOUT = 15
+DEFAULT_FROM_EMAIL = env.text("OPSCONSOLE_EMAIL_FROM", "opsconsole@localhost")
 
 # -- Log lines ---------------------------------------------------------------------------------------------------------
 

@@ -9,11 +9,20 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from opsconsole.core.sealing import Sealer
+from opsconsole.jobs.conf import read_secrets
 from opsconsole.settings.environment import env
 
 with env.gathering():
     from opsconsole.settings.base import *  # noqa: F403
-    from opsconsole.settings.base import DATABASES, INSECURE_SECRET_KEY, LOGGING, OPSCONSOLE_KEYS, SECRET_KEY, VAR_DIR
+    from opsconsole.settings.base import (
+        DATABASES,
+        INSECURE_SECRET_KEY,
+        LOGGING,
+        OPSCONSOLE_KEYS,
+        OPSCONSOLE_WEBHOOK_SECRET,
+        SECRET_KEY,
+        VAR_DIR,
+    )
 
     OPSCONSOLE_ENVIRONMENT = env.text("OPSCONSOLE_ENVIRONMENT", "production")
     # Not below VAR_DIR: without the variable it is a folder of the user that runs the worker, outside any release.
@@ -31,6 +40,12 @@ with env.gathering():
             Sealer.from_settings(OPSCONSOLE_KEYS, SECRET_KEY)
         except ValueError as error:
             env.problem("OPSCONSOLE_KEYS", f"is not usable: {error}")
+
+    if OPSCONSOLE_WEBHOOK_SECRET:
+        try:
+            read_secrets(OPSCONSOLE_WEBHOOK_SECRET)
+        except ValueError as error:
+            env.problem("OPSCONSOLE_WEBHOOK_SECRET", f"is not usable: {error}")
 
     if DATABASES["default"]["ENGINE"] != "django.db.backends.postgresql":
         env.problem(
