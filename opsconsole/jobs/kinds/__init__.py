@@ -16,7 +16,16 @@ from django.core.exceptions import ImproperlyConfigured
 from opsconsole.jobs.errors import JobKindUnknown
 from opsconsole.jobs.kind import Kind
 
-BUILT_IN: tuple[str, ...] = ()
+BUILT_IN: tuple[str, ...] = (
+    "opsconsole.jobs.kinds.route_report",
+    "opsconsole.jobs.kinds.process_ai_report",
+    "opsconsole.jobs.kinds.fetch_evidence",
+    "opsconsole.jobs.kinds.dispatch_workflow",
+    "opsconsole.jobs.kinds.deliver_action",
+    "opsconsole.jobs.kinds.deliver_notification",
+    "opsconsole.jobs.kinds.deliver_email",
+    "opsconsole.jobs.kinds.apply_action_proposal",
+)
 NAME = re.compile(r"[a-z][a-z0-9_]{1,63}", re.ASCII)
 
 
