@@ -48,8 +48,6 @@ INCIDENT_GROUPING = env.choice("INCIDENT_GROUPING", ("cause", "job"), "cause")
 # search looks at the newest rows only, and says so.
 OPSCONSOLE_SEARCH_INDEX = env.flag("OPSCONSOLE_SEARCH_INDEX", True)
 
-# Modules with kinds of jobs of the project's own, beside the built-in eight; docs/add-a-job-type.md has one.
-OPSCONSOLE_JOB_KINDS = env.words("OPSCONSOLE_JOB_KINDS")
 # What calls to other systems are signed with: whsec_ and the base64 of 24 to 64 random bytes. Several, separated by
 # commas, sign side by side while receivers change over; "" derives one from SECRET_KEY, which no receiver knows.
 OPSCONSOLE_WEBHOOK_SECRET = env.text("OPSCONSOLE_WEBHOOK_SECRET")
