@@ -1,8 +1,9 @@
-"""Two small services on this host that break on command, so that the jobs of the demo have something to fail on.
+"""Three small services on this host that break on command, so that the jobs of the demo have something to fail on.
 
-While broken, the mail service refuses connections, and the payment service takes each request, writes it down and never
-answers: the difference between a job that certainly did nothing and one that may have done its work. Both are plain
-HTTP on loopback. Run as ``python -m opsconsole.demo.flaky FOLDER``; ``manage.py up`` does.
+While broken, the mail service refuses connections, the payment service takes each request, writes it down and never
+answers, and the desk, the application that reports are about, says that it cannot serve: the difference between a job
+that certainly did nothing and one that may have done its work. All are plain HTTP on loopback. Run as
+``python -m opsconsole.demo.flaky FOLDER``; ``manage.py up`` does.
 """
 
 from __future__ import annotations
@@ -42,6 +43,13 @@ class Handler(BaseHTTPRequestHandler):
         body: dict[str, Any] = json.loads(self.rfile.read(length) or b"{}")
         return body
 
+    def keep_waiting(self) -> None:
+        """Hold the connection without a word until the client has had enough or the service stops."""
+        self.close_connection = True
+        while not self.door.is_stopping.is_set():
+            if select.select([self.connection], [], [], LOOK_EVERY_SECONDS)[0] and not self.connection.recv(1024):
+                return
+
     def answer(self, status: int, document: dict[str, Any]) -> None:
         text = json.dumps(document).encode()
         self.send_response(status)
@@ -72,12 +80,40 @@ class PaymentHandler(Handler):
         else:
             self.answer(201, {"state": "paid", "reference": reference})
 
-    def keep_waiting(self) -> None:
-        """Hold the connection without a word until the client has had enough or the service stops."""
-        self.close_connection = True
-        while not self.door.is_stopping.is_set():
-            if select.select([self.connection], [], [], LOOK_EVERY_SECONDS)[0] and not self.connection.recv(1024):
-                return
+
+class DeskHandler(Handler):
+    """The application that reports are about; it remembers the keys of what it has done, and can be asked (C13)."""
+
+    def do_GET(self) -> None:
+        name = self.path.rpartition("/")[2]
+        if not self.path.startswith("/photos/"):
+            known = self.door.folder.has_call(name)
+            self.answer(200 if known else 404, {"status": "done" if known else "unknown"})
+        elif self.door.folder.condition().is_broken:
+            self.answer(503, {"state": "down"})
+        elif name.endswith("0"):
+            self.answer(404, {"state": "there is no such photo"})
+        else:
+            self.answer(200, {"photo": name})
+
+    def do_POST(self) -> None:
+        body = self.read_body()
+        is_broken = self.door.folder.condition().is_broken
+        if is_broken and self.path == "/proposals":
+            # Done and written down, but nobody hears of it.
+            self.remember()
+            self.keep_waiting()
+        elif is_broken:
+            self.answer(503, {"state": "down"})
+        elif self.path == "/reviews":
+            subject = str(body.get("data", {}).get("subject", ""))
+            self.answer(200, {"decision": "remove" if "offer" in subject else None, "explanation": "Read by a demo."})
+        else:
+            self.remember()
+            self.answer(202, {"state": "accepted"})
+
+    def remember(self) -> None:
+        self.door.folder.note_call(str(self.headers.get("webhook-id", "")))
 
 
 class Server(ThreadingHTTPServer):
@@ -97,12 +133,12 @@ class Server(ThreadingHTTPServer):
 class Door:
     """A port that is ours for good, and either answers or refuses: bound but not listening, it refuses."""
 
-    def __init__(self, handler: type[Handler], folder: DemoFolder) -> None:
+    def __init__(self, handler: type[Handler], folder: DemoFolder, port: int = 0) -> None:
         self.folder = folder
         self.handler = type(handler.__name__, (handler,), {"door": self})
         self.is_stopping = threading.Event()
         self.is_open = False
-        self.server = self._bind(0)
+        self.server = self._bind(port)
         self.port: int = self.server.server_address[1]
 
     def open(self) -> None:
@@ -132,7 +168,7 @@ class Door:
 
 
 class Services:
-    """The mail and the payment service."""
+    """The mail service, the payment service, and the desk."""
 
     def __init__(self, folder: DemoFolder) -> None:
         self.folder = folder
@@ -140,8 +176,11 @@ class Services:
         self.mail = Door(Handler, folder)
         self.payments = Door(PaymentHandler, folder)
         self.payments.open()
+        self.desk = Door(DeskHandler, folder, folder.desk_port() or 0)
+        self.desk.open()
+        folder.set_desk_port(self.desk.port)
         self.look()
-        folder.set_ports({"mail": self.mail.port, "payments": self.payments.port})
+        folder.set_ports({"mail": self.mail.port, "payments": self.payments.port, "desk": self.desk.port})
 
     def look(self) -> None:
         """Open or shut the mail service as the folder says; the payment service looks at each request."""
@@ -154,6 +193,22 @@ class Services:
         self.folder.forget_ports()
         self.mail.stop()
         self.payments.stop()
+        self.desk.stop()
+
+
+def keep_desk_port(folder: DemoFolder) -> int:
+    """Choose the desk's port before anything of the demo starts, the same as last time unless somebody has it now."""
+    for port in (folder.desk_port() or 0, 0):
+        with socket.socket() as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                tried.bind((HOST, port))
+            except OSError:
+                continue
+            chosen: int = tried.getsockname()[1]
+            folder.set_desk_port(chosen)
+            return chosen
+    raise OSError("no port of this host is free")
 
 
 def answers(port: int) -> bool:

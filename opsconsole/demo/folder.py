@@ -82,13 +82,43 @@ class DemoFolder:
         """Say that no service is there, when one stops or before one starts."""
         (self.path / "ports.json").unlink(missing_ok=True)
 
-    def burst_done(self) -> int:
-        """Return the breakage whose burst of failures has been sent, 0 for none."""
-        return int((self._read("burst.json") or {}).get("breakage", 0))
+    def desk_port(self) -> int | None:
+        """Return the port at which the demo's application takes calls, ``None`` if it has never had one.
 
-    def set_burst_done(self, breakage: int) -> None:
+        The other services are looked up whenever they are asked; calls keep the address they were begun with, so this
+        one stays the same from one start to the next.
+        """
+        stored = self._read("desk.json")
+        return int(stored["port"]) if stored else None
+
+    def set_desk_port(self, port: int) -> None:
+        """Say where the demo's application takes calls from now on."""
+        self._write("desk.json", {"port": port})
+
+    def burst_done(self, burst: str = "burst") -> int:
+        """Return the breakage whose burst of failures has been sent, 0 for none."""
+        return int((self._read(f"{burst}.json") or {}).get("breakage", 0))
+
+    def set_burst_done(self, breakage: int, burst: str = "burst") -> None:
         """Remember that the burst of a breakage was sent, so that a restart does not send it again."""
-        self._write("burst.json", {"breakage": breakage})
+        self._write(f"{burst}.json", {"breakage": breakage})
+
+    def note_call(self, key: str) -> None:
+        """Write down the idempotency key of a call that the demo's application has acted on."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with (self.path / "calls.jsonl").open("a") as file:
+            file.write(json.dumps(key) + "\n")
+
+    def has_call(self, key: str) -> bool:
+        """Say whether a key is among those written down."""
+        return key in self._calls()
+
+    def _calls(self) -> list[str]:
+        try:
+            with (self.path / "calls.jsonl").open() as file:
+                return [json.loads(line) for line in deque(file, maxlen=KEPT_REQUESTS) if line.endswith("\n")]
+        except FileNotFoundError:
+            return []
 
     def note_request(self, reference: str, *, is_answered: bool) -> None:
         """Write down a request before it is answered, or is not."""
@@ -112,6 +142,9 @@ class DemoFolder:
         if kept:
             text = "".join(json.dumps(asdict(request)) + "\n" for request in kept)
             self._replace("requests.jsonl", text)
+        calls = self._calls()
+        if calls:
+            self._replace("calls.jsonl", "".join(json.dumps(key) + "\n" for key in calls))
 
     def _read(self, name: str) -> Any:
         try:

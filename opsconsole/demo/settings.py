@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from opsconsole.demo.flaky import HOST
 from opsconsole.demo.folder import DemoFolder
 from opsconsole.demo.policies import POLICIES
 from opsconsole.settings import base
@@ -11,6 +12,12 @@ from opsconsole.settings.environment import env
 OPSCONSOLE_SOURCE = env.text("OPSCONSOLE_SOURCE", "demo")
 OPSCONSOLE_IDENTITY = "opsconsole.demo.identity.identity"
 OPSCONSOLE_TASK_POLICIES = [*base.OPSCONSOLE_TASK_POLICIES, *POLICIES]
+
+# The desk is at home, and remembers what it was told.
+OPSCONSOLE_EVIDENCE_ALLOW = [*base.OPSCONSOLE_EVIDENCE_ALLOW, HOST]
+_DESK = DemoFolder(base.VAR_DIR / "demo").desk_port()
+OPSCONSOLE_WEBHOOK_PROBES = [*base.OPSCONSOLE_WEBHOOK_PROBES, *([f"http://{HOST}:{_DESK}/"] if _DESK else [])]
+EMAIL_BACKEND = "opsconsole.demo.mail.Backend"
 
 CELERY_IMPORTS = ["opsconsole.demo.tasks"]
 CELERY_TASK_ROUTES = {"demo.*": {"queue": "demo"}}

@@ -141,7 +141,13 @@ class Workload:
 
 
 def main() -> None:
+    import django
+
     from opsconsole.celery import app
+
+    django.setup()
+
+    from opsconsole.demo.reports import Reports
     from opsconsole.demo.tasks import demo_folder
 
     stopping = threading.Event()
@@ -158,8 +164,10 @@ def main() -> None:
             say(f"{job.task} could not be sent: {type(error).__name__}: {error}")
 
     workload = Workload(demo_folder(), jobs=Jobs(int(time.time()) % 900_000 + 100_000), send=send, say=say)
+    reports = Reports(demo_folder(), first=int(time.time()), say=say)
     while not stopping.wait(STEP_SECONDS):
         workload.step(time.monotonic())
+        reports.step(time.monotonic())
 
 
 if __name__ == "__main__":

@@ -67,4 +67,4 @@ def test_the_status_can_be_read_by_a_program(folder: DemoFolder) -> None:
     finally:
         services.stop()
     assert status["is_broken"] is True
-    assert status["services"] == {"mail": False, "payments": True}
+    assert status["services"] == {"mail": False, "payments": True, "desk": True}

@@ -40,8 +40,8 @@ class Command(BaseCommand):
             self.stdout.write("The services are broken already." if breaking else "The services are well already.")
         elif breaking:
             self.stdout.write(
-                f"Broken: connections to the mail service are refused, and the payment service never answers. "
-                f"{RECEIPTS_IN_BURST} receipts and some other jobs will fail."
+                f"Broken: connections to the mail service are refused, the payment service never answers, and the desk "
+                f"that reports are about cannot serve. {RECEIPTS_IN_BURST} receipts and some other jobs will fail."
             )
         else:
             self.stdout.write("Healed: no new failures. Retry what has failed, and the incidents close by themselves.")
@@ -67,6 +67,8 @@ class Command(BaseCommand):
             lines.append(f"Mail       {'accepts connections' if services['mail'] else 'refuses connections'}")
         if "payments" in services:
             lines.append(f"Payments   {'takes requests and never answers' if condition.is_broken else 'answers'}")
+        if "desk" in services:
+            lines.append(f"Desk       {'answers 503' if condition.is_broken else 'serves'}")
         if requests:
             times = Counter(request.reference for request in requests)
             lines.append("What the payment service has taken (this is where to look before a charge is retried):")

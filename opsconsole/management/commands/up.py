@@ -27,6 +27,7 @@ from django.urls import reverse
 
 import opsconsole
 from grants.services import bootstrap
+from opsconsole.demo.flaky import keep_desk_port
 from opsconsole.demo.folder import DemoFolder
 from opsconsole.management.own_project import refuse_other_projects
 from opsconsole.management.supervisor import Supervisor, describe_end
@@ -120,6 +121,7 @@ class Command(BaseCommand):
             env["DJANGO_SETTINGS_MODULE"] = DEMO_SETTINGS
             DemoFolder(_demo_path()).forget_ports()  # left by services that were killed: who listens there now?
             DemoFolder(_demo_path()).begin_log()
+            keep_desk_port(DemoFolder(_demo_path()))  # which the settings of all that is started below name
             supervisor.start("services", _python("-m", "opsconsole.demo.flaky", str(_demo_path())), env=env)
         queues = [settings.OPSCONSOLE_QUEUE, *(["demo"] if demo else [])]
         supervisor.start("worker", _worker(workers, queues), env=env)
