@@ -52,6 +52,7 @@ SENSELESS = [
     ("OPSCONSOLE_SECRET_KEY", "ab" * 40),
     ("OPSCONSOLE_KEYS", ""),
     ("OPSCONSOLE_KEYS", "2026:tooshort"),
+    ("OPSCONSOLE_WEBHOOK_SECRET", "whsec_c2hvcnQ="),
     ("OPSCONSOLE_DATABASE_URL", "sqlite:////data/ops.sqlite3"),
     ("OPSCONSOLE_DATABASE_URL", "mysql://ops:p4ss@db/ops"),
     ("OPSCONSOLE_DATABASE_URL", "postgresql://ops:p4ss@db.example.org"),
