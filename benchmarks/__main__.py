@@ -8,8 +8,7 @@ import sys
 from benchmarks.common import ROOT
 
 NAMES = (
-    "journal_cost", "recording", "capture_healthy", "capture_failing", "incident_50k", "retry_1000", "lists", "search",
-    "pages", "ledger",
+    "pages", "snapshot", "ledger",
 )  # fmt: skip
 
 

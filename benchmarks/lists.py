@@ -4,21 +4,26 @@
 
 A fifth as many incidents; one of them has 50,000 of the jobs, and one job has a traceback of 30 MB. A page is the
 whole answer, from the request to its last byte, with a test client: template and queries, no network. Beside the first
-page of a list stand the one in its middle and one near its end.
+page of a list stand the one in its middle and one near its end. The statements of the API's lists are timed by
+themselves, from being sent to their last row.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from benchmarks.common import Goal, Run, benchmark, median, ratio, set_up_django, show
+from benchmarks.common import Goal, benchmark, median, ratio, set_up_django, show
 from benchmarks.incident_50k import make_operator, prepare
 
 LARGE = 50_000
 TRACEBACK_BYTES = 30 << 20
 TENANTS = 10
+SQL_MS = 5.0
+"""What the statements of a page of a list may take, at any depth."""
 SECONDS = 2.0
 """Within which an incident of many jobs and a job with a large traceback are to open."""
 
@@ -42,8 +47,8 @@ WHERE c.incident_id = i.id
 """
 
 
-def fill(run: Run) -> Any:
-    """Record one failure as the product does, and multiply it; return the large incident's id."""
+def fill(count: int, *, indexed: bool = True) -> Any:
+    """Record one failure as the product does, and make ``count`` of it; return it. ``indexed``: for the search."""
     from django.db import connection, transaction
 
     from deadletters import search
@@ -57,7 +62,7 @@ def fill(run: Run) -> Any:
     # Made at the end: filled row by row, an index of a million rows takes several times as long.
     search.install(connection, wanted=False)
     letter = DeadLetter.objects.get()
-    incidents = max(run.tasks // 5, 10)
+    incidents = max(count // 5, 10)
     of_incident = {
         "id": "gen_random_uuid()",
         "number": "5000 + nth",
@@ -96,12 +101,12 @@ def fill(run: Run) -> Any:
         values = ", ".join(of_letter.get(column, f"l.{column}") for column in columns)
         cursor.execute(
             LETTERS.format(columns=", ".join(columns), values=values),
-            {"count": run.tasks - 1, "large": LARGE, "incidents": incidents, "id": letter.id},
+            {"count": count - 1, "large": LARGE, "incidents": incidents, "id": letter.id},
         )
         cursor.execute(COUNTS)
         cursor.execute("INSERT INTO ops_deadletters_tracebacktext VALUES ('large', repeat('x', %s))", [TRACEBACK_BYTES])
         cursor.execute("UPDATE ops_deadletters_occurrence SET traceback_id = 'large'")
-        search.install(connection, wanted=True)
+        search.install(connection, wanted=indexed)
         cursor.execute("VACUUM ANALYZE")
     return letter
 
@@ -143,6 +148,65 @@ def deep(path: str, rows: Any, columns: tuple[str, ...], share: float, count: in
     return f"{path}{'&' if '?' in path else '?'}{CURSOR}={cursor}"
 
 
+# --- statements -------------------------------------------------------------------------------------------------------
+
+
+def sql_ms(call: Callable[[], Any]) -> float:
+    """Return how many ms the database takes for what ``call`` asks, the rows fetched with it."""
+    from django.db import connection
+
+    took = 0.0
+
+    def wrapped(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        nonlocal took
+        begin = time.perf_counter()
+        try:
+            return execute(sql, params, many, context)
+        finally:
+            took += time.perf_counter() - begin
+
+    with connection.execute_wrapper(wrapped):
+        call()
+    return 1e3 * took
+
+
+def api_lists(by: Any) -> dict[tuple[str, str], Callable[[], Any]]:
+    """Return the pages of the lists of the API: what each asks, by name and place."""
+    from deadletters.models import DeadLetter
+    from deadletters.selectors import LetterFilter, list_letters
+    from incidents.models import Incident
+    from incidents.selectors import IncidentFilter, list_incidents
+    from opsconsole.core.keyset import _Place, _write_cursor
+
+    def cursor(name: str, segment: int, key: tuple[Any, ...]) -> str:
+        return _write_cursor(name, _Place(False, segment, key))
+
+    pages: dict[tuple[str, str], Callable[[], Any]] = {}
+    incidents, worst = Incident.objects.all(), ("severity", "last_seen_at", "id")
+    for which, wanted, rows in (
+        ("all", IncidentFilter(), incidents),
+        ("open", IncidentFilter(states=("open",)), incidents.filter(state="open")),
+        ("high", IncidentFilter(severities=("high",)), incidents.filter(severity=30)),
+    ):
+        ordered, count = rows.worst_first().values_list(*worst), rows.count()
+        for share in (0.0, 0.5, 0.999):
+            at = cursor("incidents", 0, ordered[int(share * (count - 1))]) if share else None
+            pages[f"A8, incidents: {which}", f"at {share:.1%}"] = partial(list_incidents, by, wanted, cursor=at)
+    letters, default = DeadLetter.objects.all(), LetterFilter()
+    for number, (which, rows) in enumerate(
+        (
+            ("open", letters.filter(state="open", incident__state="open")),
+            ("acknowledged", letters.filter(state="open", incident__state="acknowledged")),
+            ("the rest", letters.filter(state="repaired")),
+        )
+    ):
+        ordered, count = rows.newest_first().values_list("last_seen_at", "id"), rows.count()
+        for share in (0.0, 0.5, 0.999) if count else ():
+            at = cursor("letters:default", number, ordered[int(share * (count - 1))]) if share or number else None
+            pages[f"A15, failed jobs: {which}", f"at {share:.1%}"] = partial(list_letters, by, default, cursor=at)
+    return pages
+
+
 def main() -> None:
     with benchmark("lists", "Pages over many failed jobs.", needs=("postgresql",), tasks=1_000_000, rounds=5) as run:
         set_up_django(run)
@@ -154,7 +218,7 @@ def main() -> None:
         from grants.operators import Operator
         from incidents.models import Incident
 
-        letter = fill(run)
+        letter = fill(run.tasks)
         make_operator()
         user = get_user_model().objects.get(username="ada")
         user.is_superuser = True  # for the stock admin alone; the console asks its own grants
@@ -188,6 +252,13 @@ def main() -> None:
                     one = visit(client, path)
                     if number:  # the first round pays for imports and cold pages
                         measured[key].append(one)
+        asked = api_lists(by)
+        statements: dict[tuple[str, str], list[float]] = {key: [] for key in asked}
+        for number in range(run.rounds + 1):
+            for key, ask in asked.items():
+                took = sql_ms(ask)
+                if number:
+                    statements[key].append(took)
         times = {key: [one[0] for one in found] for key, found in measured.items()}
         show(
             run,
@@ -195,8 +266,16 @@ def main() -> None:
             rows=[
                 (name, which, median(times[name, which]), measured[name, which][-1][1], measured[name, which][-1][2])
                 for name, which in paths
-            ],
+            ]
+            + [(name, f"{which}, SQL", median(found), "", "") for (name, which), found in statements.items()],
             goals=[
+                Goal(
+                    what="SQL of a page of a list, at any depth",
+                    value=max(median(found) for found in statements.values()),
+                    bound=SQL_MS,
+                    at_least=False,
+                    unit=" ms",
+                ),
                 *(
                     Goal(
                         what=f"{name}: {which} against the first page",

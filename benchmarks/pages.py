@@ -83,6 +83,7 @@ def make_rows(count: int) -> dict[str, tuple[str, str]]:
         "failed jobs": ("list", "/ops/dead-letters/"),
         "failed job": ("page", f"/ops/dead-letters/{letter}/"),
         "repairs": ("list", "/ops/repairs/"),
+        "jobs": ("list", "/ops/jobs/"),
         "workers": ("list", "/ops/workers/"),
         "worker": ("page", "/ops/workers/w1/"),
         "audit": ("list", "/ops/audit/?who="),

@@ -34,7 +34,7 @@ from grants.operators import Operator
 from grants.reading import authorise_anywhere, authorise_scope
 from incidents.models import UNRESOLVED_STATES, Incident, IncidentState
 from incidents.selectors import find_incident
-from opsconsole.core.bounded import count_alike, rows_of, tally
+from opsconsole.core.bounded import count_alike, moment_of, rows_of, tally
 from opsconsole.core.database import database_now
 from opsconsole.core.keyset import Page, Source, read_page
 from opsconsole.core.search import asked
@@ -242,14 +242,9 @@ def open_jobs_of(incidents: Sequence[Incident], most: int) -> dict[UUID, OpenJob
     )
     found: dict[UUID, list[OpenJob]] = {one.id: [] for one in listed}
     for incident_id, outcome, message, set_aside, queue, first_seen_at, job_type in rows:
-        job = OpenJob(outcome, message, bool(set_aside), queue, _moment(first_seen_at), job_type)
+        job = OpenJob(outcome, message, bool(set_aside), queue, moment_of(first_seen_at), job_type)
         found[UUID(str(incident_id))].append(job)
     return {incident_id: OpenJobs(rows=jobs[:most], is_capped=len(jobs) > most) for incident_id, jobs in found.items()}
-
-
-def _moment(value: datetime | str) -> datetime:
-    """Return a time as the driver has it: SQLite's is text, in UTC."""
-    return value if isinstance(value, datetime) else datetime.fromisoformat(value).replace(tzinfo=UTC)
 
 
 def task_policies() -> PolicyBook:

@@ -15,6 +15,8 @@ from grants.operators import Operator
 from grants.service import service
 from grants.targets import authorise_target
 from opsconsole.core.redaction import decode_body
+from opsconsole.jobs.errors import JobNotFound
+from opsconsole.jobs.models import Job
 from repairs.errors import LetterNotFound
 from repairs.refusals import open_letter_message
 
@@ -90,6 +92,52 @@ def read_payload(*, letter_id: UUID, by: Operator, reason: str = "") -> Payload:
         kwargs=_exact(decoded.kwargs, "/kwargs", places),
         args_json=json.dumps(decoded.args, ensure_ascii=False),
         kwargs_json=json.dumps(decoded.kwargs, ensure_ascii=False),
+        as_text=tuple(places[:NAMED_PLACES]),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPayload:
+    """What a job of the ledger is called with, as the ledger has it: ``text`` is the JSON to the letter.
+
+    In ``payload`` a number that a reader would change is text, as in ``Payload``. What is no object has None there.
+    """
+
+    job_id: UUID
+    payload_version: int
+    text: str
+    payload: dict[str, Any] | None
+    as_text: tuple[str, ...] = ()
+
+
+@service
+def read_job_payload(*, job_id: UUID, by: Operator, reason: str = "") -> JobPayload:
+    """Return the payload of a job of the ledger, once its audit row is committed: without the row no data (B3).
+
+    Raises ``JobNotFound``, and ``AccessDenied`` without ``payloads.read``.
+    """
+    capability = authorise_target(by, Action.PAYLOADS_READ, Job.objects.scope(job_id), JobNotFound())
+    job = Job.objects.filter(id=job_id).first()
+    if job is None:
+        raise JobNotFound
+    audit.record(
+        action=PAYLOAD_READ,
+        operator=by,
+        resource=job.resource,
+        capability=capability,
+        outcome={"bytes": len(job.payload.encode()), "job": job.kind},
+        reason=reason,
+    )
+    places: list[str] = []
+    try:
+        payload = _exact(json.loads(job.payload), "/payload", places)
+    except ValueError:
+        payload = None
+    return JobPayload(
+        job_id=job_id,
+        payload_version=job.payload_version,
+        text=job.payload,
+        payload=payload if isinstance(payload, dict) else None,
         as_text=tuple(places[:NAMED_PLACES]),
     )
 

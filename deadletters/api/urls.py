@@ -3,8 +3,10 @@
 from django.urls import path
 
 from deadletters.api import views
+from deadletters.api.snapshot import SnapshotView
 
 urlpatterns = [
+    path("snapshot", SnapshotView.as_view(), name="snapshot"),
     path("dead-letters", views.LetterList.as_view(), name="dead-letters"),
     path("incidents/<uuid:incident_id>/letters", views.IncidentLetters.as_view(), name="incident-letters"),
     path("worker-nodes", views.NodeList.as_view(), name="worker-nodes"),

@@ -36,6 +36,7 @@ from deadletters.selectors import (
     count_unresolved,
     counts_per_hour,
 )
+from deadletters.snapshot import Scope, kept_streams_of
 from grants.actions import Action
 from grants.operators import Operator
 from grants.pages import held_by, operator_of
@@ -49,6 +50,7 @@ from opsconsole.console.machinery import Machinery, machinery
 from opsconsole.console.queues import SHOWN_QUEUES, QueueRow, queue_rows
 from opsconsole.core.admin import thousands
 from opsconsole.core.database import database_now
+from opsconsole.jobs.sql import ROUTING_KIND
 
 COUNTED_INCIDENTS = 1_000
 COUNTED_JOBS = 20_000
@@ -157,6 +159,25 @@ class LoudLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StreamLine:
+    """What waits in one stream of job records; ``kind`` names the jobs that work on them.
+
+    ``counts_jobs`` says that the numbers are of those jobs themselves, so that each has a list.
+    """
+
+    name: str
+    kind: str
+    total: int
+    pending: int
+    in_flight: int
+    retrying: int
+    failed: int
+    oldest_at: datetime | None
+    note: str = ""
+    counts_jobs: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HourLine:
     """One hour as the table beside the charts has it."""
 
@@ -189,6 +210,7 @@ class Overview:
     all_queues: QueueLine
     jobs_are_capped: bool
     most_jobs: int
+    streams: tuple[StreamLine, ...]
     holders: tuple[HolderLine, ...]
     incident_count: str
     loudest: tuple[LoudLine, ...]
@@ -286,7 +308,8 @@ def _read(by: Operator, plan: Plan, kept: _Kept) -> Overview:
     now_from = now.replace(second=0, microsecond=0) - NOW
     newest = counts_per_hour(minutes, start=this_hour - HOUR, end=now + HOUR, recent=now_from)
     queues = queue_rows(machine)
-    version = _version(now, plan, found, newest, machine, queues)
+    streams = _streams(by, plan)
+    version = _digest(_version(now, plan, found, newest, machine, queues), streams)
     # A grant over a part of a tenant shows jobs without their incident, whose version would tell that they changed.
     if kept.overview is not None and kept.overview.version == version and not plan.shapes:
         return kept.overview
@@ -343,6 +366,7 @@ def _read(by: Operator, plan: Plan, kept: _Kept) -> Overview:
         all_queues=all_queues,
         jobs_are_capped=jobs_are_capped,
         most_jobs=COUNTED_JOBS,
+        streams=streams,
         holders=_holders(found),
         incident_count=_number(len(found), is_capped),
         loudest=loudest,
@@ -380,6 +404,58 @@ def _decisions_by_incidents(letters: Any, found: Iterable[Incident]) -> tuple[in
     """
     awaited, is_capped = count_unresolved(letters.filter(state=LetterState.RETRYING), COUNTED_JOBS)
     return sum(one.unresolved_count for one in found) - sum(one.count for one in awaited), is_capped
+
+
+def _streams(by: Operator, plan: Plan) -> tuple[StreamLine, ...]:
+    """Return the streams in which the operator sees anything, from the kept totals: one query."""
+    found = kept_streams_of(Scope(by, plan))
+    named = {
+        ("Routing", ROUTING_KIND): found.routing,
+        ("Actions", "deliver_action"): found.actions,
+        ("Notifications", "deliver_notification"): found.notifications,
+        ("E-mails", "deliver_email"): found.emails,
+    }
+    lines = [
+        StreamLine(
+            name=name,
+            kind=kind,
+            total=one.total,
+            pending=one.pending,
+            in_flight=one.in_flight,
+            retrying=one.retrying,
+            failed=one.terminally_failed,
+            oldest_at=one.oldest_due_at,
+            counts_jobs=kind == ROUTING_KIND,
+        )
+        for (name, kind), one in named.items()
+    ]
+    runs, evidence = found.workflows, found.evidence
+    lines.append(
+        StreamLine(
+            name="Workflow runs",
+            kind="dispatch_workflow",
+            total=runs.total,
+            pending=0,
+            in_flight=runs.active,
+            retrying=0,
+            failed=runs.failed + runs.repair_required,
+            oldest_at=runs.oldest_active_at,
+            note=f"{thousands(runs.repair_required)} to be repaired" if runs.repair_required else "",
+        )
+    )
+    lines.append(
+        StreamLine(
+            name="Evidence",
+            kind="fetch_evidence",
+            total=evidence.total,
+            pending=evidence.pending,
+            in_flight=evidence.fetching,
+            retrying=0,
+            failed=evidence.unavailable,
+            oldest_at=evidence.oldest_active_at,
+        )
+    )
+    return tuple(line for line in lines if line.total)
 
 
 def _past_hours(minutes: Any, this_hour: datetime, kept: _Kept) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ operator may see is decided where it always is; only the frame around them is wr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from django.core.exceptions import EmptyResultSet
@@ -40,6 +41,25 @@ def rows_of(querysets: Sequence[QuerySet[Any]]) -> list[tuple[Any, ...]]:
     with connections[querysets[0].db].cursor() as cursor:
         cursor.execute(statement, [value for _, values in compiled for value in values])
         return list(cursor.fetchall())
+
+
+def rows_around(queryset: QuerySet[Any], statement: str) -> list[tuple[Any, ...]]:
+    """Return the rows of a statement that is written around one query, in the place of ``{rows}``.
+
+    For what the ORM would take longer to put together than the database to answer.
+    """
+    compiled = _compiled(queryset)
+    if compiled is None:
+        return []
+    with connections[queryset.db].cursor() as cursor:
+        cursor.execute(statement.replace("{rows}", compiled[0]), compiled[1])
+        return list(cursor.fetchall())
+
+
+def moment_of(value: datetime | str) -> datetime:
+    """Return a time as ``rows_of`` has it: SQLite's is text, or has lost its zone; either is in UTC."""
+    moment = value if isinstance(value, datetime) else datetime.fromisoformat(value)
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 def tally(queryset: QuerySet[Any], expression: str) -> dict[Any, int]:

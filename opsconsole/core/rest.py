@@ -256,7 +256,7 @@ def matches_none(header: str | None, tag: str) -> bool:
         return True
     if header.strip() == "*":
         return False
-    return tag not in {f'"{found[2]}"' for found in _ENTITY_TAG.finditer(header)}
+    return tag.removeprefix("W/") not in {f'"{found[2]}"' for found in _ENTITY_TAG.finditer(header)}
 
 
 def refuse_oversized(content_length: str | None) -> None:

@@ -6,7 +6,9 @@ from typing import Any
 
 from deadletters.models import DeadLetter
 from incidents.models import Incident
+from opsconsole.jobs.models import Job
 from repairs.admin.incidents import RepairableIncidentAdmin
+from repairs.admin.jobs import JobAdmin
 from repairs.admin.letters import RepairableLetterAdmin
 from repairs.admin.repairs import RepairActionAdmin
 from repairs.models import RepairAction
@@ -14,6 +16,7 @@ from repairs.models import RepairAction
 ADMINS: dict[Any, Any] = {
     Incident: RepairableIncidentAdmin,
     DeadLetter: RepairableLetterAdmin,
+    Job: JobAdmin,
     RepairAction: RepairActionAdmin,
 }
 """What the console registers; nothing is registered on Django's default site."""

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from repairs.api import views
+from repairs.api import jobs, views
 
 urlpatterns = [
     path("incidents/<uuid:incident_id>", views.IncidentDetail.as_view(), name="incident"),
@@ -17,6 +17,9 @@ urlpatterns = [
         name="dead-letter-close-as-done",
     ),
     path("dead-letters/<uuid:letter_id>/discard", views.LetterDiscard.as_view(), name="dead-letter-discard"),
+    path("jobs", jobs.JobList.as_view(), name="jobs"),
+    path("jobs/<uuid:job_id>", jobs.JobDetail.as_view(), name="job"),
+    path("jobs/<uuid:job_id>/payload", jobs.JobPayloadView.as_view(), name="job-payload"),
     path("repair-actions", views.RepairList.as_view(), name="repair-actions"),
     path("repair-actions/<uuid:repair_id>", views.RepairDetail.as_view(), name="repair-action"),
     path("repair-actions/<uuid:repair_id>/cancel", views.RepairCancel.as_view(), name="repair-action-cancel"),

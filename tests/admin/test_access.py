@@ -23,6 +23,7 @@ from tests.admin.conftest import SignIn
 from tests.admin.tools import text_of
 from tests.cast import Cast, give
 from tests.factories import dead_letter, seconds
+from tests.jobs.rows import job
 
 pytestmark = pytest.mark.django_db
 
@@ -41,6 +42,7 @@ class World:
     grant: str
     token: str
     node: str
+    job: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +75,16 @@ def of_letter(suffix: str = "", needs: tuple[Action, ...] = ()) -> Page:
     return Page(
         path=lambda world: f"/ops/dead-letters/{world.letter.id}/{suffix}",
         missing=lambda _: f"/ops/dead-letters/{MISSING}/{suffix}",
+        nobody=404,
+        other=404,
+        needs=needs,
+    )
+
+
+def of_job(suffix: str = "", needs: tuple[Action, ...] = ()) -> Page:
+    return Page(
+        path=lambda world: f"/ops/jobs/{world.job}/{suffix}",
+        missing=lambda _: f"/ops/jobs/{MISSING}/{suffix}",
         nobody=404,
         other=404,
         needs=needs,
@@ -134,6 +146,9 @@ PAGES: dict[str, Page] = {
         other=404,
         needs=RETRY,
     ),
+    "ops_jobs_job_changelist": a_list("jobs"),
+    "ops_jobs_job_page": of_job(),
+    "ops_jobs_job_payload": of_job("payload/", (Action.PAYLOADS_READ,)),
     "ops_grants_auditevent_changelist": a_list("audit", Action.AUDIT_READ),
     "ops_grants_auditevent_csv": Page(
         path=lambda _: "/ops/audit/csv/", nobody=403, other=403, needs=(Action.AUDIT_READ,)
@@ -205,6 +220,7 @@ def world(cast: Cast) -> World:
         grant=str(grant),
         token=token.public_id,
         node="w1",
+        job=str(job().id),
     )
 
 
@@ -307,7 +323,10 @@ def test_only_active_staff_may_sign_in(missing: str, cast: Cast, django_user_mod
 
 
 def test_the_menu_holds_only_what_can_be_opened(cast: Cast, sign_in: SignIn) -> None:
-    entries = {"Incidents", "Failed jobs", "Repairs", "Schedule", "Workers", "Audit", "Permissions", "API tokens"}
+    entries = {
+        "Incidents", "Failed jobs", "Job ledger", "Repairs", "Schedule", "Workers", "Audit", "Permissions",
+        "API tokens",
+    }  # fmt: skip
     seen = {
         name: {entry["label"] for entry in sign_in(operator).get("/ops/").context["menu"]}
         for name, operator in (("ada", cast.ada), ("vera", cast.vera), ("nobody", cast.nobody))

@@ -32,6 +32,7 @@ QUERIES = {
     "/ops/incidents/": 9,  # the tabs are counted, the open jobs and the live workers looked at, one query each
     "/ops/dead-letters/": 11,  # the messages, the live workers (two, where none is) and policies that decide a retry
     "/ops/repairs/": 7,
+    "/ops/jobs/": 7,
     "/ops/audit/": 6,  # one of them writes down that it was read
     "/ops/workers/": 4,
     "/ops/permissions/": 7,

@@ -31,11 +31,13 @@ from opsconsole.console.machinery import Machinery, ServedQueue, machinery
 from opsconsole.console.overview import etag_of, overview_for
 from opsconsole.console.queues import Asker, Depth, Heard, QueueRow
 from opsconsole.core.database import database_now
+from opsconsole.jobs.models import Job
 from repairs.services import retry_letter
 from tests.admin.conftest import SignIn
 from tests.admin.tools import text_of
 from tests.cast import Cast, give, make_operator
 from tests.factories import TIMED_OUT, dead_letter, seconds
+from tests.jobs.rows import email, job, run
 
 HOUR = timedelta(hours=1)
 CARD = re.compile(
@@ -510,6 +512,56 @@ def test_the_machinery_knows_who_serves_which_queue_and_since_when_a_release(cas
     assert [one.name for one in found.releases] == ["1.0", "1.1"]
     assert found.sources == {"tests"}
     assert [host for host, _since in found.silent_since] == ["host-c"]
+
+
+# -- streams -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+def test_streams_are_shown_to_who_sees_a_record_and_to_nobody_else(cast: Cast, sign_in: SignIn) -> None:
+    """A7, GRA-01."""
+    assert 'id="streams"' not in sign_in(cast.ada).get("/ops/").content.decode()
+    overview.forget()
+    job("retrying")
+    job("succeeded")
+    email("failed")
+    run("repair_required")
+    answer = sign_in(cast.olga).get("/ops/")
+    lines = {line.name: line for line in answer.context["overview"].streams}
+    assert set(lines) == {"Routing", "E-mails", "Workflow runs"}
+    routing = lines["Routing"]
+    assert (routing.total, routing.retrying, routing.failed) == (2, 1, 0)
+    assert (lines["E-mails"].failed, lines["Workflow runs"].note) == (1, "1 to be repaired")
+    text = answer.content.decode()
+    assert 'href="/ops/jobs/?show=&amp;kind=route_report&amp;state=retrying">1</a>' in text
+    assert 'href="/ops/jobs/?show=&amp;kind=deliver_email">E-mails</a>' in text
+    assert 'id="streams"' not in sign_in(cast.bram).get("/ops/").content.decode()
+
+
+@pytest.mark.django_db
+def test_each_number_of_a_stream_leads_to_as_many_jobs(cast: Cast, sign_in: SignIn) -> None:
+    """A7: a number and the list behind it can't disagree."""
+    for state, count in {"pending": 1, "running": 2, "enqueued": 1, "retrying": 4, "dead": 5, "succeeded": 6}.items():
+        for _ in range(count):
+            job(state)
+    job(kind="fetch_evidence")
+    client = sign_in(cast.olga)
+    text = client.get("/ops/").content.decode()
+    found = re.findall(r'data-label="[^"]+"><a href="(/ops/jobs/[^"]+)">(\d+)</a>', text)
+    assert [int(number) for _, number in found] == [19, 1, 3, 4, 5]
+    for address, number in found:
+        rows = client.get(address.replace("&amp;", "&")).context["cl"].result_list
+        assert len(rows) == int(number), address
+
+
+@pytest.mark.django_db
+def test_a_stream_that_moves_on_makes_another_page(cast: Cast, sign_in: SignIn) -> None:
+    client = sign_in(cast.olga)
+    made = job()
+    before = client.get("/ops/live/overview/")["ETag"]
+    Job.objects.filter(id=made.id).update(state="dead", finished_at=made.created_at)
+    overview.forget()
+    assert client.get("/ops/live/overview/")["ETag"] != before
 
 
 # -- what it costs -----------------------------------------------------------------------------------------------------

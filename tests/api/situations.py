@@ -14,16 +14,18 @@ from opsconsole.core.database import database_now
 from opsconsole.core.ids import new_id
 from repairs.services import retry_incident, retry_letter
 from tests.factories import TIMED_OUT, dead_letter
+from tests.jobs.rows import job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """One letter that waits, one that a batch is retrying, each of an incident of its own, in one tenant."""
+    """One letter that waits, one that a batch is retrying, each of an incident of its own, and a job of the ledger."""
 
     letter: DeadLetter
     retried: DeadLetter
     repair_id: UUID
     batch_id: UUID
+    job_id: UUID
 
     @property
     def incident(self) -> Incident:
@@ -42,7 +44,13 @@ def scene(by: Operator, tenant: str = "default") -> Scene:
         letter_ids=[retried.id],
         provider_checked=True,
     )
-    return Scene(letter=letter, retried=retried, batch_id=batch.batch_id, repair_id=UUID(batch.results[0].repair_id))
+    return Scene(
+        letter=letter,
+        retried=retried,
+        batch_id=batch.batch_id,
+        repair_id=UUID(batch.results[0].repair_id),
+        job_id=job(tenant=tenant).id,
+    )
 
 
 def retrying(by: Operator, **fields: Any) -> DeadLetter:

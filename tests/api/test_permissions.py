@@ -47,6 +47,10 @@ def batch(scene: Scene) -> dict[str, Any]:
     return {"batch_id": scene.batch_id}
 
 
+def ledger_job(scene: Scene) -> dict[str, Any]:
+    return {"job_id": scene.job_id}
+
+
 def nothing(_: Scene) -> dict[str, Any]:
     return {}
 
@@ -60,8 +64,10 @@ FOURS: dict[tuple[str, str], Four] = {
     ("GET", "incidents"): Four(nothing, 200, 200, 200),
     ("GET", "dead-letters"): Four(nothing, 200, 200, 200),
     ("GET", "repair-actions"): Four(nothing, 200, 200, 200),
+    ("GET", "jobs"): Four(nothing, 200, 200, 200),
     ("GET", "grants"): Four(nothing, 200, 200, 200),
-    # Of what belongs to no tenant, and of the trail, one must be allowed some part at least.
+    # Of what belongs to no tenant, of the trail and of the whole one must be allowed some part at least.
+    ("GET", "snapshot"): Four(nothing, 403, 200, 200),
     ("GET", "worker-nodes"): Four(nothing, 403, 200, 200),
     ("GET", "audit"): Four(nothing, 403, 403, 200),
     # About oneself.
@@ -81,6 +87,8 @@ FOURS: dict[tuple[str, str], Four] = {
     ("POST", "dead-letter-retry"): Four(letter, 404, 404, 202),
     ("POST", "dead-letter-close-as-done"): Four(letter, 404, 404, 200, lambda _: {"reason": "It was there."}),
     ("POST", "dead-letter-discard"): Four(letter, 404, 404, 200, lambda _: {"reason": "Nobody needs it."}),
+    ("GET", "job"): Four(ledger_job, 404, 404, 200),
+    ("GET", "job-payload"): Four(ledger_job, 404, 404, 200),
     ("GET", "repair-action"): Four(repair, 404, 404, 200),
     ("POST", "repair-action-cancel"): Four(repair, 404, 404, 200),
     ("GET", "repair-batch"): Four(batch, 404, 404, 200),
@@ -134,6 +142,7 @@ def refused_ones(api: Api, the_scene: Scene, expected: Callable[[Four], int]) ->
         if answer.status_code < 300:
             assert str(the_scene.letter.id) not in answer.content.decode()
             assert str(the_scene.incident.id) not in answer.content.decode()
+            assert str(the_scene.job_id) not in answer.content.decode()
     the_scene.letter.refresh_from_db()
     assert the_scene.letter.state == "open"
     return answers
@@ -149,6 +158,7 @@ def denials(who: str) -> set[tuple[str, str]]:
 BY_ID = {
     ("inspect", "incident"),
     ("inspect", "dead_letter"),
+    ("inspect", "job"),
     ("inspect", "repair_action"),
     ("inspect", "repair_batch"),
     ("incidents.acknowledge", "incident"),
@@ -158,6 +168,7 @@ BY_ID = {
     ("dead-letters.retry", "repair_action"),
     ("dead-letters.discard", "dead_letter"),
     ("payloads.read", "dead_letter"),
+    ("payloads.read", "job"),
     ("grants.manage", "user"),
     ("grants.manage", "grant"),
     ("audit.read", ""),

@@ -26,6 +26,7 @@ from opsconsole.jobs.models.reports import (
     RoutingRule,
     RoutingStatus,
 )
+from opsconsole.jobs.models.totals import Stream, StreamTotal
 from opsconsole.jobs.models.workflows import (
     ACTIVE_RUNS,
     ConnectionLease,
@@ -69,6 +70,8 @@ __all__ = [
     "RoutingRule",
     "RoutingStatus",
     "RunState",
+    "Stream",
+    "StreamTotal",
     "SurgeState",
     "WorkflowDispatch",
     "WorkflowRun",

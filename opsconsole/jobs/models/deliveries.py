@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from django.db import models
 from django.db.models import F, Q
+from django.db.models.functions import Coalesce
 
 from opsconsole.core.ids import new_id
 from opsconsole.jobs.models.reports import Report
+from opsconsole.jobs.models.totals import LAST_EMAIL_ATTEMPT
 from opsconsole.jobs.models.workflows import WorkflowRun
 from opsconsole.jobs.querysets import TenantQuerySet
 
@@ -51,15 +53,24 @@ class Delivery(models.Model):
         abstract = True
 
 
-def _open_deliveries(name: str) -> models.Index:
-    """The index of what the snapshot counts: everything but what has arrived."""
-    return models.Index(
-        F("tenant"), F("state"), F("next_attempt_at"), condition=~Q(state=DeliveryState.DELIVERED), name=name
-    )
+DUE_DELIVERIES = (DeliveryState.PENDING, DeliveryState.RETRYING)
+FAILED = Q(state=DeliveryState.FAILED)
+FAILED_EMAIL = FAILED | Q(state=DeliveryState.RETRYING, attempt_count__gte=LAST_EMAIL_ATTEMPT)
 
 
-def _newest_failed(name: str) -> models.Index:
-    return models.Index(F("updated_at").desc(), F("id").desc(), condition=Q(state=DeliveryState.FAILED), name=name)
+def _due_deliveries(name: str) -> models.Index:
+    """The index of what is due first; what has no time yet is due since it was made."""
+    due_at = Coalesce("next_attempt_at", "created_at")
+    return models.Index(F("tenant"), F("state"), due_at, condition=Q(state__in=DUE_DELIVERIES), name=name)
+
+
+def _newest_failed(name: str, condition: Q = FAILED) -> list[models.Index]:
+    """The indexes of the newest failed ones, of all tenants and of one: there are few failed ones to keep in them."""
+    newest = (F("updated_at").desc(), F("id").desc())
+    return [
+        models.Index(*newest, condition=condition, name=name),
+        models.Index(F("tenant"), *newest, condition=condition, name=f"{name}_of"),
+    ]
 
 
 class ActionDelivery(Delivery):
@@ -73,7 +84,7 @@ class ActionDelivery(Delivery):
 
     class Meta:
         constraints = [models.CheckConstraint(condition=Q(state__in=DeliveryState.values), name="ops_action_state")]
-        indexes = [_open_deliveries("ops_action_open"), _newest_failed("ops_action_failed")]
+        indexes = [_due_deliveries("ops_action_due"), *_newest_failed("ops_action_failed")]
 
 
 class CaseMessage(models.Model):
@@ -114,7 +125,7 @@ class NotificationDelivery(Delivery):
         constraints = [
             models.CheckConstraint(condition=Q(state__in=DeliveryState.values), name="ops_notification_state"),
         ]
-        indexes = [_open_deliveries("ops_notification_open"), _newest_failed("ops_notification_failed")]
+        indexes = [_due_deliveries("ops_notification_due"), *_newest_failed("ops_notification_failed")]
 
 
 class EmailDelivery(Delivery):
@@ -127,7 +138,10 @@ class EmailDelivery(Delivery):
 
     class Meta:
         constraints = [models.CheckConstraint(condition=Q(state__in=DeliveryState.values), name="ops_email_state")]
-        indexes = [_open_deliveries("ops_email_open"), _newest_failed("ops_email_failed")]
+        indexes = [
+            _due_deliveries("ops_email_due"),
+            *_newest_failed("ops_email_failed", FAILED_EMAIL),
+        ]
 
 
 class ActionProposal(Delivery):

@@ -94,8 +94,16 @@ class Job(models.Model):
             models.Index(F("record_type"), F("record_id"), name="ops_job_of_record"),
             models.Index(F("state"), F("id").desc(), name="ops_job_of_state"),
             models.Index(F("tenant"), F("id").desc(), name="ops_job_of_tenant"),
+            models.Index(F("kind"), F("id").desc(), name="ops_job_of_kind"),
+            models.Index(F("id").desc(), condition=Q(state__in=UNFINISHED), name="ops_job_unfinished"),
+            # What of one kind is due first, for the snapshot.
             models.Index(
-                F("kind"), F("state"), F("available_at"), condition=~Q(state=JobState.SUCCEEDED), name="ops_job_open"
+                F("kind"),
+                F("tenant"),
+                F("state"),
+                F("available_at"),
+                condition=Q(state__in=DUE),
+                name="ops_job_due_of_kind",
             ),
             models.Index(F("finished_at"), F("id"), condition=Q(finished_at__isnull=False), name="ops_job_finished"),
         ]

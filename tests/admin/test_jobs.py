@@ -1,0 +1,141 @@
+"""The ledger in the console: its tabs and filters, the page of a job, and its payload."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+
+from deadletters.models import DeadLetter
+from grants.models import AuditEvent
+from incidents.admin import incident_name
+from opsconsole.jobs.kind import Kind, RecordState
+from opsconsole.jobs.models import Job
+from tests.admin.conftest import SignIn
+from tests.admin.tools import confirm, text_of
+from tests.cast import Cast
+from tests.factories import dead_letter
+from tests.jobs.rows import job
+
+pytestmark = pytest.mark.django_db
+LIST = "/ops/jobs/"
+SECRET = '{"to": "a@example.org", "password": "hunter2"}'
+
+
+def ids(client: Client, query: str = "") -> list[str]:
+    answer = client.get(f"{LIST}{query}")
+    assert answer.status_code == 200, answer.content
+    return [str(row.id) for row in answer.context["cl"].result_list]
+
+
+def test_the_tabs_are_what_is_unfinished_what_has_failed_and_all(cast: Cast, sign_in: SignIn) -> None:
+    made = {state: str(job(state).id) for state in ("pending", "retrying", "enqueued", "running", "dead", "succeeded")}
+    client = sign_in(cast.olga)
+    unfinished = [made[state] for state in ("running", "enqueued", "retrying", "pending")]
+    assert ids(client) == ids(client, "?show=unfinished") == unfinished
+    assert ids(client, "?show=dead") == [made["dead"]]
+    assert ids(client, "?show=") == list(made.values())[::-1]
+    shown = client.get(f"{LIST}?show=dead").context["tabs"]
+    assert [(tab.label, tab.is_current) for tab in shown] == [
+        ("Unfinished", False), ("Failed for good", True), ("All", False),
+    ]  # fmt: skip
+
+
+def test_jobs_are_filtered_by_kind_state_and_tenant(cast: Cast, sign_in: SignIn) -> None:
+    wanted = str(job("running", kind="send_invoice", tenant="t-b").id)
+    job("running")
+    job("retrying", kind="send_invoice", tenant="t-b")
+    client = sign_in(cast.ada)
+    assert ids(client, "?state=running&kind=send_invoice") == [wanted]
+    assert ids(client, "?state=in_flight&kind=send_invoice") == [wanted]
+    assert len(ids(client, "?kind=route_report")) == 1
+    assert ids(client, "?kind=nobody_knows") == []
+    assert len(ids(sign_in(cast.bram))) == 2
+    assert len(ids(sign_in(cast.olga))) == 1
+
+
+@pytest.mark.parametrize("query", ["?state=gone", "?show=x", "?payload__contains=x", "?key=k", "?tenant__in=t-b"])
+def test_nothing_else_can_be_asked(query: str, cast: Cast, sign_in: SignIn) -> None:
+    """SEC-02."""
+    assert sign_in(cast.ada).get(f"{LIST}{query}").status_code == 400
+
+
+def test_a_page_of_the_list_is_followed_by_the_next(cast: Cast, sign_in: SignIn) -> None:
+    made = [str(job().id) for _ in range(55)][::-1]
+    client = sign_in(cast.olga)
+    first = client.get(LIST)
+    following = ids(client, first.context["cl"].next_page)
+    assert [str(row.id) for row in first.context["cl"].result_list] + following == made
+
+
+def test_a_list_says_what_a_job_works_on_and_why_it_failed(cast: Cast, sign_in: SignIn) -> None:
+    job("retrying", record_type="report", record_id="R-1", attempts=2, max_attempts=5, last_error_code="refused")
+    text = text_of(sign_in(cast.olga).get(LIST).content.decode())
+    for said in ("report R-1", "route_report", "To be tried again", "refused", "2 of 5"):
+        assert said in text, said
+
+
+class Invoices(Kind):
+    name = "send_invoice"
+
+    def record(self, job: Job) -> RecordState:
+        return RecordState(record_type="invoice", record_id="7", state="overdue", detail={"tries": 2})
+
+
+def test_the_page_shows_the_record_the_redacted_payload_and_the_failed_job(cast: Cast, sign_in: SignIn) -> None:
+    made = job("dead", kind="send_invoice", payload=SECRET, last_error_code="refused", last_error_text="no such card")
+    letter = dead_letter()
+    DeadLetter.objects.filter(id=letter.id).update(job_id=str(made.id))
+    with mock.patch("repairs.jobs.kind_named", return_value=Invoices()):
+        answer = sign_in(cast.olga).get(f"{LIST}{made.id}/")
+    text = text_of(answer.content.decode())
+    for said in (
+        "Failed for good", "invoice 7", "overdue", "tries", "refused", "no such card", "a@example.org", str(made.id),
+        "Needs a decision", incident_name(letter.incident), "payloads.read",
+    ):  # fmt: skip
+        assert said in text, said
+    assert "hunter2" not in answer.content.decode()
+    assert f"/ops/dead-letters/{letter.id}/" in answer.content.decode()
+    assert "/payload/" not in answer.content.decode(), "olga may not reveal it"
+
+
+@pytest.mark.parametrize("state", ["pending", "enqueued", "running", "retrying", "succeeded", "dead", "cancelled"])
+def test_a_job_in_any_state_has_a_page(state: str, cast: Cast, sign_in: SignIn) -> None:
+    made = job(state, kind="of_yesterday", payload="no json")
+    assert sign_in(cast.ada).get(f"{LIST}{made.id}/").status_code == 200
+
+
+def test_the_page_costs_the_same_however_many_jobs_there_are(cast: Cast, sign_in: SignIn) -> None:
+    made = job()
+    client = sign_in(cast.olga)
+
+    def queries() -> int:
+        with CaptureQueriesContext(connection) as found:
+            client.get(f"{LIST}{made.id}/")
+        return len(found)
+
+    queries()
+    before = queries()
+    for _ in range(5):
+        job()
+    assert queries() == before <= 16
+
+
+def test_a_payload_is_revealed_for_a_reason_that_is_audited(cast: Cast, sign_in: SignIn) -> None:
+    """B3."""
+    made = job(payload=SECRET)
+    client = sign_in(cast.ada)
+    url = f"{LIST}{made.id}/payload/"
+    assert "hunter2" not in client.get(url).content.decode()
+    refused: Any = confirm(client, url, {"reason": ""})
+    assert (refused.status_code, AuditEvent.objects.filter(action="payloads.read").count()) == (400, 0)
+    answer = confirm(client, url, {"reason": "a customer asks"})
+    assert "hunter2" in answer.content.decode()
+    row = AuditEvent.objects.get(action="payloads.read")
+    assert (row.reason, row.target_type, row.target_id) == ("a customer asks", "job", str(made.id))
+    assert sign_in(cast.olga).get(url).status_code == 403
+    assert sign_in(cast.bram).get(url).status_code == 404
