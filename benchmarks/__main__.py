@@ -8,7 +8,8 @@ import sys
 from benchmarks.common import ROOT
 
 NAMES = (
-    "pages", "snapshot", "ledger",
+    "journal_cost", "recording", "capture_healthy", "capture_failing", "incident_50k", "retry_1000", "lists",
+    "snapshot", "search", "pages", "ledger", "stale_leases",
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ class Noop(Kind):
     name = "bench_noop"
     effects = Effects.NONE
 
-    def run(self, work: Work) -> Any:  # noqa: ARG002
+    def run(self, work: Work) -> Any:
         app.count()
 
 

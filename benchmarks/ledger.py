@@ -109,7 +109,7 @@ def main() -> None:
             ],
             goals=[
                 Goal(what="throughput against plain tasks", value=ratio(rates, plain_rates), bound=0.6),
-                Goal(what="longest wait of a single job at idle", value=max(waits), bound=1.5, at_least=False, unit=" s"),
+                Goal(what="longest wait of a job at idle", value=max(waits), bound=1.5, at_least=False, unit=" s"),
             ],
         )
 

@@ -118,6 +118,8 @@ class DeadLetter(models.Model):
             # A job of Celery's has its task's id, so that this index holds the others alone and costs most failures
             # nothing; ``DeadLetterQuerySet.is_of_job`` asks so that both are used.
             models.Index(F("job_id"), condition=~Q(job_id=F("task_id")), name="ops_letter_job_id"),
+            # For retention; a letter is written into it when it is closed.
+            models.Index(F("closed_at"), F("id"), condition=Q(closed_at__isnull=False), name="ops_letter_closed"),
         ]
 
     def __str__(self) -> str:
@@ -236,7 +238,11 @@ class SealedMessage(models.Model):
 
 
 class WorkerNode(models.Model):
-    """One worker's own report, written by its main process every ten seconds."""
+    """One worker's own report, written by its main process every ten seconds.
+
+    ``reporting_since`` is the first of its reports since when none was missed: as long, the database was there for
+    everybody to renew a lease.
+    """
 
     id = models.CharField(primary_key=True, max_length=200)
     source = models.CharField(max_length=100)
@@ -255,6 +261,7 @@ class WorkerNode(models.Model):
     dropped_count = models.BigIntegerField(db_default=0)
     trouble = models.TextField(db_default="")
     started_at = models.DateTimeField()
+    reporting_since = models.DateTimeField(null=True)
     seen_at = models.DateTimeField()
     captured_at = models.DateTimeField(null=True)
     stopped_at = models.DateTimeField(null=True)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import celery
@@ -26,6 +26,8 @@ from opsconsole.core.forking import GATE
 logger = logging.getLogger(__name__)
 
 REPORT_EVERY_SECONDS = 10.0
+MISSED_AFTER = timedelta(seconds=30)
+"""Two reports that could not be written: from then on nobody can be sure to have renewed a lease in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,8 @@ class Reporter(threading.Thread):
         self.standing = standing
         self._stop_asked = threading.Event()
         self._started_at: datetime | None = None
+        self._reported_at: datetime | None = None
+        self._reporting_since: datetime | None = None
 
     def stop(self) -> None:
         self._stop_asked.set()
@@ -91,6 +95,8 @@ class Reporter(threading.Thread):
         """Write the row once."""
         now = database_now()
         self._started_at = self._started_at or now
+        if self._reported_at is None or now - self._reported_at > MISSED_AFTER:
+            self._reporting_since = now
         standing = self.standing()
         WorkerNode.objects.update_or_create(
             id=self.node[:200],
@@ -112,10 +118,12 @@ class Reporter(threading.Thread):
                 "trouble": standing.trouble,
                 "captured_at": standing.captured_at,
                 "started_at": self._started_at,
+                "reporting_since": self._reporting_since,
                 "seen_at": now,
                 "stopped_at": now if stopping else None,
             },
         )
+        self._reported_at = now
 
 
 def served_tasks(app: Celery) -> dict[str, str]:

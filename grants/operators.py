@@ -95,7 +95,7 @@ class Operator:
 
 
 SYSTEM = Operator(kind=OperatorKind.SYSTEM, id="system", name="system")
-"""The product itself. Only code names it; no request and no command can."""
+"""The product itself. Only code names it: no request can, and no command but the one that does what beat does."""
 
 
 def os_user() -> str:

@@ -8,7 +8,7 @@ from django.db import models
 from django.db.models import F, Q
 
 from grants.resources import Resource
-from incidents.querysets import IncidentQuerySet
+from incidents.querysets import UNSTAMPED, IncidentQuerySet
 from opsconsole.core.ids import new_id
 
 if TYPE_CHECKING:
@@ -168,6 +168,8 @@ class Incident(models.Model):
                 F("id").desc(),
                 name="ops_incident_of_task",
             ),
+            # What a sweep looks for: hardly any row at a time.
+            models.Index(F("id"), condition=UNSTAMPED, name="ops_incident_unstamped"),
         ]
 
     def __str__(self) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import UUID
 
 from django.db import connections
+from django.db.models import F, Q
 
 from grants.querysets import ScopedQuerySet
 from grants.resources import Resource
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
     from incidents.models import Incident
 
+UNSTAMPED = Q(stamped_episode__lt=F("episode") - 1) | Q(state="resolved", stamped_episode__lt=F("episode"))
+"""The condition of an index, so one object for it and for what asks through it."""
+
 
 class IncidentQuerySet(Searchable, ScopedQuerySet):
     """Incidents belong to a tenant as a whole: a grant for one actor shows none."""
@@ -28,6 +32,10 @@ class IncidentQuerySet(Searchable, ScopedQuerySet):
 
     def unresolved(self) -> IncidentQuerySet:
         return self.exclude(state="resolved")
+
+    def unstamped(self) -> IncidentQuerySet:
+        """Incidents with an ended episode whose letters have not been told yet (``stamped_episode``)."""
+        return self.filter(UNSTAMPED)
 
     def worst_first(self) -> IncidentQuerySet:
         """Severity, then newest seen, then id (A8)."""

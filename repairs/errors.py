@@ -165,3 +165,59 @@ class RepairNotCancellable(OpsError):
     code = "repair_not_cancellable"
     status = 409
     message = "The repair is {state} and can no longer be withdrawn."
+
+
+class ReconciliationKindInvalid(OpsError):
+    """Name a kind of sweep, such as ``stale_leases``; docs/reconciliation.md lists them (A13)."""
+
+    code = "reconciliation_kind_invalid"
+    status = 400
+    message = "The name of a kind of sweep is a small letter with 1 to 63 small letters, digits or _ after it."
+
+
+class ReconciliationKindUnknown(OpsError):
+    """There is no sweep of this name; docs/reconciliation.md lists those that there are."""
+
+    code = "reconciliation_kind_unknown"
+    status = 400
+    message = "There is no sweep called {kind}."
+
+
+class ReconciliationRunning(OpsError):
+    """One sweep of a kind runs at a time, and this one does; look at its counts, or wait until it has finished."""
+
+    code = "reconciliation_already_running"
+    status = 409
+    message = "A sweep of {kind} is already running; nothing was started."
+
+
+class ReconciliationFinished(OpsError):
+    """The run has ended, or was closed as abandoned; its counts stay as they are. Start another one."""
+
+    code = "reconciliation_run_finished"
+    status = 409
+    message = "The sweep has finished already."
+
+
+class ReconciliationRunNotFound(OpsError):
+    """There is no such run, or it has been removed with what is too old to keep."""
+
+    code = "reconciliation_run_not_found"
+    status = 404
+    message = "There is no such sweep, or you may not see it."
+
+
+class ScheduleNotFound(OpsError):
+    """There is no such entry, or it is none of the console's own: that is changed where it was made."""
+
+    code = "reconciliation_schedule_not_found"
+    status = 404
+    message = "There is no such entry of the console's own in the schedule."
+
+
+class ScheduleInvalid(OpsError):
+    """Choose from ten seconds to one day."""
+
+    code = "reconciliation_schedule_invalid"
+    status = 400
+    message = "A sweep runs every {least} to {most} seconds."

@@ -6,9 +6,15 @@ from django.db import models
 from django.db.models import F, Q
 
 from deadletters.models import DeadLetter
+from grants.resources import ANY, Resource
 from incidents.models import Incident
 from opsconsole.core.ids import new_id
-from repairs.querysets import RepairActionQuerySet, RepairBatchQuerySet
+from repairs.querysets import (
+    ReconciliationRunQuerySet,
+    RepairActionQuerySet,
+    RepairBatchQuerySet,
+    SweepRepairQuerySet,
+)
 
 
 class ActionType(models.TextChoices):
@@ -136,3 +142,120 @@ class RepairAction(models.Model):
 
     def __str__(self) -> str:
         return f"{self.action_type} of {self.letter_id} by {self.planned_by_name or self.planned_by}"
+
+
+class RunState(models.TextChoices):
+    RUNNING = "running"  # its holder is at it, and says so with every page
+    SUCCEEDED = "succeeded"  # looked at everything it was to look at
+    PARTIAL = "partial"  # an error ended a part of it, but something was repaired
+    FAILED = "failed"  # an error, and nothing was repaired; or it was killed
+
+
+ENDED_WELL = (RunState.SUCCEEDED, RunState.PARTIAL)
+
+
+class ReconciliationRun(models.Model):
+    """One sweep and its counts (A13). It spans tenants, so it has none; what it changed of each stands in the repairs.
+
+    ``heartbeat_at`` and the counts are written in the transaction of each page, so that they are true even of a run
+    that was killed. ``cursor`` is where a sweep that goes round looks next. ``waited_since`` is set on a run that
+    judged no lease, because nobody could have renewed one: see ``repairs.reconciliation.grace``.
+    """
+
+    id = models.UUIDField(primary_key=True, default=new_id, editable=False)
+    kind = models.CharField(max_length=64)
+    state = models.CharField(max_length=10, choices=RunState.choices, db_default=RunState.RUNNING)
+    scanned_count = models.BigIntegerField(db_default=0)
+    repaired_count = models.BigIntegerField(db_default=0)
+    skipped_count = models.BigIntegerField(db_default=0)
+    incident_count = models.BigIntegerField(db_default=0)
+    row_limit = models.IntegerField(null=True)
+    error_code = models.CharField(max_length=64, db_default="")
+    error_text = models.TextField(db_default="")
+    started_by = models.CharField(max_length=200)
+    started_by_name = models.CharField(max_length=200, db_default="")
+    started_at = models.DateTimeField()
+    heartbeat_at = models.DateTimeField()
+    finished_at = models.DateTimeField(null=True)
+    waited_since = models.DateTimeField(null=True)
+    cursor = models.CharField(max_length=200, db_default="")
+
+    objects = ReconciliationRunQuerySet.as_manager()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["kind"], condition=Q(state=RunState.RUNNING), name="ops_run_one_of_kind"),
+            models.CheckConstraint(condition=Q(state__in=RunState.values), name="ops_reconciliation_state"),
+            models.CheckConstraint(
+                condition=(Q(state=RunState.RUNNING) & Q(finished_at__isnull=True))
+                | (~Q(state=RunState.RUNNING) & Q(finished_at__isnull=False)),
+                name="ops_reconciliation_finished_at",
+            ),
+            models.CheckConstraint(
+                condition=Q(scanned_count__gte=0, repaired_count__gte=0, skipped_count__gte=0, incident_count__gte=0),
+                name="ops_reconciliation_counts",
+            ),
+        ]
+        indexes = [
+            models.Index(F("kind"), F("id").desc(), name="ops_reconciliation_of_kind"),
+            models.Index(F("state"), F("id").desc(), name="ops_reconciliation_of_state"),
+            models.Index(F("finished_at"), F("id"), name="ops_reconciliation_finished"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.started_at:%Y-%m-%d %H:%M:%S}"
+
+    @property
+    def resource(self) -> Resource:
+        """What a request that touches this run touches: every tenant."""
+        return Resource(tenant=ANY, target_type="reconciliation_run", target_id=str(self.id))
+
+
+class SweepActionType(models.TextChoices):
+    RELEASE_STALE_LEASE = "release_stale_lease"  # a claim whose holder is gone
+    RECORD_LOST_JOB = "record_lost_job"  # the same, of a job that may have happened: it became a failed job
+    REQUEUE_UNDELIVERED = "requeue_undelivered"  # a job that was sent and that nobody claimed
+    RELEASE_SEND_LEASE = "release_send_lease"  # a planned repair whose sender is gone
+    GIVE_UP_REPAIR = "give_up_repair"  # a repair whose worker never came back
+    CORRECT_COUNT = "correct_count"  # an incident's kept count that was not the truth
+
+
+class SweepRepair(models.Model):
+    """One change that a sweep made to one record, with before and after (A14).
+
+    A table of its own, because a ``RepairAction`` is always about a letter and lives through states, and this is
+    neither: it is written once, with what it did. The operation key is made of the record and of the marker of the
+    lease that was found stale, so that the same stale lease is never repaired twice.
+    """
+
+    id = models.UUIDField(primary_key=True, default=new_id, editable=False)
+    run = models.ForeignKey(ReconciliationRun, on_delete=models.PROTECT, related_name="repairs", db_index=False)
+    tenant = models.CharField(max_length=100)
+    action_type = models.CharField(max_length=30, choices=SweepActionType.choices)
+    entity_type = models.CharField(max_length=60)
+    entity_id = models.CharField(max_length=200)
+    operation_key = models.CharField(max_length=400)
+    before = models.TextField(db_default="{}")
+    after = models.TextField(db_default="{}")
+    planned_by = models.CharField(max_length=200)
+    applied_at = models.DateTimeField()
+
+    objects = SweepRepairQuerySet.as_manager()
+
+    class Meta:
+        constraints = [
+            # Not of the field, which on PostgreSQL would have a second index for patterns: each costs every row.
+            models.UniqueConstraint(fields=["operation_key"], name="ops_sweep_repair_operation"),
+            models.CheckConstraint(condition=~Q(tenant="*") & ~Q(tenant=""), name="ops_sweep_repair_tenant"),
+        ]
+        indexes = [models.Index(F("run"), F("id").desc(), name="ops_sweep_repair_of_run")]
+
+    def __str__(self) -> str:
+        return f"{self.action_type} of {self.entity_type} {self.entity_id}"
+
+
+class SeededEntry(models.Model):
+    """A schedule entry that was made once: who deletes or changes it afterwards is not overruled by a migration."""
+
+    name = models.CharField(primary_key=True, max_length=200)
+    created_at = models.DateTimeField()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 from uuid import UUID
 
+from django.db import models
 from django.db.models import OuterRef, Q, Subquery
 
 from deadletters.models import DeadLetter
@@ -13,7 +14,7 @@ from grants.resources import Resource
 from opsconsole.core.database import locked
 
 if TYPE_CHECKING:
-    from repairs.models import RepairAction
+    from repairs.models import ReconciliationRun, RepairAction  # noqa: F401  (named in a string below)
 
 
 class RepairBatchQuerySet(ScopedQuerySet):
@@ -62,3 +63,27 @@ class RepairActionQuerySet(ScopedQuerySet):
         ``planned`` is accepted, since the relay may have been killed between sending and marking.
         """
         return self.filter(Q(id=repair_id), Q(state__in=("planned", "sent", "started")), Q(claim_retries__lt=retries))
+
+
+class ReconciliationRunQuerySet(models.QuerySet["ReconciliationRun"]):
+    """Runs belong to no tenant: who may see something may see that there was a sweep, and how much it found."""
+
+    def running(self) -> ReconciliationRunQuerySet:
+        return self.filter(state="running")
+
+    def ended_well(self) -> ReconciliationRunQuerySet:
+        """Looked at everything, or at least repaired something."""
+        return self.filter(state__in=("succeeded", "partial"))
+
+    def newest_first(self) -> ReconciliationRunQuerySet:
+        return self.order_by("-id")
+
+
+class SweepRepairQuerySet(ScopedQuerySet):
+    """What a sweep changed belongs to a tenant as a whole: a grant for one actor shows none."""
+
+    actor_type_column: ClassVar[str | None] = None
+    actor_id_column: ClassVar[str | None] = None
+
+    def newest_first(self) -> SweepRepairQuerySet:
+        return self.order_by("-id")

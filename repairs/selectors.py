@@ -14,15 +14,24 @@ from deadletters.models import Attempt, DeadLetter, Occurrence
 from grants.actions import Action
 from grants.models import AuditEvent, Verdict
 from grants.operators import Operator
-from grants.reading import authorise_read_of, authorise_scope
+from grants.reading import authorise_anywhere, authorise_read_of, authorise_scope
 from grants.resources import Resource
 from incidents.models import EpisodeEnd, Incident
 from incidents.selectors import episodes_of, find_incident
 from opsconsole.core.database import database_now
 from opsconsole.core.errors import OpsError
 from opsconsole.core.keyset import Page, Source, read_page
-from repairs.errors import BatchNotFound, LetterNotFound, RepairNotFound
-from repairs.models import ActionState, ActionType, BatchState, RepairAction, RepairBatch
+from repairs.errors import BatchNotFound, LetterNotFound, ReconciliationRunNotFound, RepairNotFound
+from repairs.models import (
+    ActionState,
+    ActionType,
+    BatchState,
+    ReconciliationRun,
+    RepairAction,
+    RepairBatch,
+    RunState,
+    SweepRepair,
+)
 from repairs.refusals import Served, refuse_unrepairable
 
 SHOWN = 50
@@ -33,6 +42,7 @@ COUNTED_BATCHES = 5
 """Batches whose ends are counted: each has up to a thousand repairs."""
 AT_ONCE = timedelta(seconds=5)
 STATES = tuple(ActionState.values)
+RUN_STATES = tuple(RunState.values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,6 +297,45 @@ def find_batch(operator: Operator, batch_id: UUID) -> RepairBatch:
     if batch is None:
         raise BatchNotFound
     return batch
+
+
+def list_runs(
+    operator: Operator,
+    *,
+    kind: str | None = None,
+    states: tuple[str, ...] = (),
+    limit: int = 50,
+    cursor: str | None = None,
+) -> Page[ReconciliationRun]:
+    """Return a page of the sweeps, newest first; raises ``AccessDenied`` for who may inspect nothing at all.
+
+    A run belongs to no tenant and names none: whoever sees part of what it may have changed sees that it was.
+    """
+    authorise_anywhere(operator, Action.INSPECT)
+    rows = ReconciliationRun.objects.all()
+    if kind is not None:
+        rows = rows.filter(kind=kind)
+    if states:
+        rows = rows.filter(state__in=states)
+    return read_page("runs", [[Source(rows, ("id",))]], limit=limit, cursor=cursor)
+
+
+def find_run(operator: Operator, run_id: UUID) -> ReconciliationRun:
+    """Return one sweep; raises ``AccessDenied`` or ``ReconciliationRunNotFound``."""
+    authorise_anywhere(operator, Action.INSPECT)
+    run: ReconciliationRun | None = ReconciliationRun.objects.filter(id=run_id).first()
+    if run is None:
+        raise ReconciliationRunNotFound
+    return run
+
+
+def list_repairs_of_run(
+    operator: Operator, run_id: UUID, *, limit: int = 50, cursor: str | None = None
+) -> Page[SweepRepair]:
+    """Return a page of what a sweep changed of the tenants that ``operator`` may see; raises what ``find_run`` does."""
+    run = find_run(operator, run_id)
+    rows = SweepRepair.objects.visible_to(operator, Action.INSPECT).filter(run=run)
+    return read_page("repairs-of-run", [[Source(rows, ("id",))]], limit=limit, cursor=cursor)
 
 
 def _event_entry(event: AuditEvent) -> TimelineEntry:

@@ -47,7 +47,7 @@ from repairs.guard import holder_of
 from repairs.models import ActionState, ActionType, BatchState, ProviderAnswer, RepairAction, RepairBatch
 from repairs.records import as_record_retry, close_overtaken, is_of_ledger, mark_overtaken, put_back, take_back
 from repairs.refusals import LOADED, Served, load_messages, refuse_unrepairable, unload_messages
-from repairs.settling import fail_repair, settle_letter
+from repairs.settling import give_up_repair, settle_letter
 
 LETTER_RETRIED = Action.DEAD_LETTERS_RETRY.value
 LETTER_DISCARDED = Action.DEAD_LETTERS_DISCARD.value
@@ -384,10 +384,7 @@ def cancel_repair(*, repair_id: UUID, by: Operator, key: str) -> LetterMutation:
     if receipt is not None:
         return LetterMutation.from_receipt(receipt, letter_id)
     if action.state == ActionState.STARTED and _is_given_up(action, incident.locked_at):
-        letter.outcome_class = OutcomeClass.AMBIGUOUS
-        letter.outcome_reason = "its repair had started and nobody knows how it ended"
-        letter.save(update_fields=["outcome_class", "outcome_reason"])
-        fail_repair(action, letter, incident, code="no_answer", text="Given up: no answer was to be expected any more.")
+        give_up_repair(action, letter, incident, text="Given up: no answer was to be expected any more.")
     elif action.state in (ActionState.PLANNED, ActionState.SENT):
         if action.action_type == ActionType.RETRY_RECORD and not take_back(action, letter, incident.locked_at):
             raise RepairNotCancellable(state="started")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from deadletters.models import DeadLetter, LetterState
+from deadletters.outcome import OutcomeClass
 from deadletters.recorder import incident_event
 from grants import audit
 from grants.access import SYSTEM_CAPABILITY
@@ -76,3 +77,11 @@ def fail_repair(action: RepairAction, letter: DeadLetter, incident: Incident, *,
         incident.break_acknowledgement("repair_failed")
         save_incident(incident)
         audit.record_many([incident_event(incident, "repair_failed", incident.locked_at)], at=incident.locked_at)
+
+
+def give_up_repair(action: RepairAction, letter: DeadLetter, incident: Incident, *, text: str) -> None:
+    """Mark a locked started repair failed of which no answer is to be expected: it may already have happened."""
+    letter.outcome_class = OutcomeClass.AMBIGUOUS
+    letter.outcome_reason = "its repair had started and nobody knows how it ended"
+    letter.save(update_fields=["outcome_class", "outcome_reason"])
+    fail_repair(action, letter, incident, code="no_answer", text=text)

@@ -200,6 +200,7 @@ class Migration(migrations.Migration):
                 ('dropped_count', models.BigIntegerField(db_default=0)),
                 ('trouble', models.TextField(db_default='')),
                 ('started_at', models.DateTimeField()),
+                ('reporting_since', models.DateTimeField(null=True)),
                 ('seen_at', models.DateTimeField()),
                 ('captured_at', models.DateTimeField(null=True)),
                 ('stopped_at', models.DateTimeField(null=True)),
@@ -273,5 +274,9 @@ class Migration(migrations.Migration):
         migrations.AddConstraint(
             model_name='occurrence',
             constraint=models.UniqueConstraint(fields=('tenant', 'source', 'delivery'), name='ops_occurrence_delivery'),
+        ),
+        migrations.AddIndex(
+            model_name='deadletter',
+            index=models.Index(models.F('closed_at'), models.F('id'), condition=models.Q(('closed_at__isnull', False)), name='ops_letter_closed'),
         ),
     ]

@@ -2,6 +2,7 @@
 
 import django.db.models.deletion
 import opsconsole.core.ids
+import django.db.models.expressions
 from django.db import migrations, models
 
 
@@ -81,5 +82,9 @@ class Migration(migrations.Migration):
             options={
                 'constraints': [models.UniqueConstraint(fields=('incident', 'episode'), name='ops_episode_end')],
             },
+        ),
+        migrations.AddIndex(
+            model_name='incident',
+            index=models.Index(models.F('id'), condition=models.Q(('stamped_episode__lt', django.db.models.expressions.CombinedExpression(models.F('episode'), '-', models.Value(1))), models.Q(('stamped_episode__lt', models.F('episode')), ('state', 'resolved')), _connector='OR'), name='ops_incident_unstamped'),
         ),
     ]

@@ -11,7 +11,7 @@ from grants.actions import Action
 from grants.operators import OperatorKind
 from grants.rest import OpsView
 from incidents.models import IncidentState
-from repairs.models import ActionState, BatchState
+from repairs.models import ActionState, BatchState, RunState
 
 
 def only_ours(endpoints: Iterable[tuple[str, str, str, Any]]) -> list[tuple[str, str, str, Any]]:
@@ -59,6 +59,7 @@ SPECTACULAR: dict[str, Any] = {
         "IncidentState": _words(IncidentState),
         "RepairState": _words(ActionState),
         "BatchState": _words(BatchState),
+        "ReconciliationState": _words(RunState),
         "ActionName": _words(Action),
         "OperatorKind": _words(OperatorKind),
         "OutcomeClass": _words(OutcomeClass),

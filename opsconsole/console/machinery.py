@@ -14,6 +14,7 @@ from django.utils import timezone
 
 from deadletters.models import WorkerNode
 from deadletters.querysets import NODE_IS_GONE_AFTER
+from repairs.reconciliation.watch import NOT_READ, SweepWatch, read_watch
 
 KEPT_SECONDS = 5.0
 REMEMBERED = timedelta(hours=24)
@@ -58,6 +59,7 @@ class Machinery:
     read_at: datetime | None = None
     """The database's clock when this was read; None if no worker is remembered."""
     read_monotonic: float = 0.0
+    sweeps: SweepWatch = NOT_READ
 
     def database_now(self) -> datetime | None:
         """Return the database's clock now, by this process' count of the seconds since; None where it was not read."""
@@ -69,6 +71,11 @@ class Machinery:
     def is_well(self) -> bool:
         """Whether failures are being captured as far as anybody knows."""
         return bool(self.reporting) and not (self.silent or self.dropped or self.troubles)
+
+    @property
+    def swept_at(self) -> datetime | None:
+        """When a sweep last finished."""
+        return self.sweeps.finished_at
 
 
 class _Kept:
@@ -84,7 +91,7 @@ _kept = _Kept()
 
 
 def machinery() -> Machinery:
-    """Return the state of the machinery, at most five seconds old; one query when it is older."""
+    """Return the state of the machinery, at most five seconds old; a query of workers and one of sweeps when older."""
     with _kept.lock:
         if _kept.machinery is None or time.monotonic() >= _kept.until:
             _kept.machinery = _read()
@@ -127,6 +134,7 @@ def _read() -> Machinery:
         releases=_releases(nodes),
         read_at=now if nodes else None,
         read_monotonic=time.monotonic(),
+        sweeps=read_watch(),
     )
 
 

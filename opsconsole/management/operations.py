@@ -46,6 +46,9 @@ class OperationsCommand(BaseCommand):
     operator.
     """
 
+    needs_operator = True
+    """Whether somebody has to be named: not where a shell does what celery beat does by itself."""
+
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the subcommands."""
         self.subparsers = parser.add_subparsers(dest="subcommand", required=True)
@@ -68,7 +71,8 @@ class OperationsCommand(BaseCommand):
     def handle(self, *_: Any, **options: Any) -> None:
         """Run the subcommand; a refusal ends the process with status 1."""
         try:
-            options["handler"](options, _named_operator(options))
+            operator = _named_operator(options) if self.needs_operator else operator_from_options(options)
+            options["handler"](options, operator)
         except OpsError as refusal:
             self._refuse(refusal, as_json=options["as_json"])
 

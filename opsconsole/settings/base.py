@@ -66,6 +66,9 @@ OPSCONSOLE_API_REQUESTS_PER_MINUTE = env.number("OPSCONSOLE_API_REQUESTS_PER_MIN
 
 # How long things are kept. Unresolved letters and the audit trail are kept for ever.
 OPSCONSOLE_KEEP_CLOSED_LETTERS_DAYS = env.number("OPSCONSOLE_KEEP_CLOSED_LETTERS_DAYS", 90, at_least=1)
+# The message of a closed letter, and with it the possibility to retry it, goes before the letter does.
+OPSCONSOLE_KEEP_MESSAGES_DAYS = env.number("OPSCONSOLE_KEEP_MESSAGES_DAYS", 30, at_least=1)
+OPSCONSOLE_KEEP_FINISHED_JOBS_DAYS = env.number("OPSCONSOLE_KEEP_FINISHED_JOBS_DAYS", 30, at_least=1)
 OPSCONSOLE_KEEP_ATTEMPTS_DAYS = env.number("OPSCONSOLE_KEEP_ATTEMPTS_DAYS", 7, at_least=1)
 OPSCONSOLE_KEEP_COUNTS_DAYS = env.number("OPSCONSOLE_KEEP_COUNTS_DAYS", 30, at_least=1)
 OPSCONSOLE_KEEP_JOURNAL_HOURS = env.number("OPSCONSOLE_KEEP_JOURNAL_HOURS", 24, at_least=1)  # failed entries only

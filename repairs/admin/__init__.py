@@ -11,12 +11,14 @@ from repairs.admin.incidents import RepairableIncidentAdmin
 from repairs.admin.jobs import JobAdmin
 from repairs.admin.letters import RepairableLetterAdmin
 from repairs.admin.repairs import RepairActionAdmin
-from repairs.models import RepairAction
+from repairs.admin.sweeps import ReconciliationRunAdmin
+from repairs.models import ReconciliationRun, RepairAction
 
 ADMINS: dict[Any, Any] = {
     Incident: RepairableIncidentAdmin,
     DeadLetter: RepairableLetterAdmin,
     Job: JobAdmin,
     RepairAction: RepairActionAdmin,
+    ReconciliationRun: ReconciliationRunAdmin,
 }
 """What the console registers; nothing is registered on Django's default site."""

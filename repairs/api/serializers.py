@@ -18,8 +18,9 @@ from deadletters.policy import TaskPolicySpec
 from incidents.api.serializers import EpisodeSerializer, IncidentFullSerializer
 from opsconsole.core.errors import OpsError
 from opsconsole.core.rest import BodySerializer, Choices, Document, Flag, Id, Moment, PageQuery, Text, WholeNumber
-from repairs.models import ActionState, ActionType, BatchState, RepairBatch
-from repairs.selectors import STATES, IncidentPage, LetterPage
+from repairs.models import ActionState, ActionType, BatchState, RepairBatch, RunState, SweepActionType
+from repairs.reconciliation.runs import MOST_ROWS
+from repairs.selectors import RUN_STATES, STATES, IncidentPage, LetterPage
 
 
 class RepairListQuery(PageQuery):
@@ -277,3 +278,64 @@ class TimelineEntrySerializer(serializers.Serializer[Any]):
     what = serializers.CharField()
     who = serializers.CharField()
     details = serializers.DictField(child=serializers.JSONField())
+
+
+class RunListQuery(PageQuery):
+    kind = serializers.CharField(required=False, max_length=64)
+    state = Choices(RUN_STATES, required=False, help_text="One or several.")
+
+
+class RunBody(BodySerializer):
+    kind = Text(max_length=200, help_text="Which sweep, such as `stale_leases`.")
+    limit = WholeNumber(
+        required=False,
+        min_value=1,
+        max_value=MOST_ROWS,
+        help_text=f"How many rows each part of the sweep looks at, oldest first. Usually {MOST_ROWS}.",
+    )
+
+
+class RunSerializer(serializers.Serializer[Any]):
+    """One sweep and its counts: what the database says was changed, and what was left alone."""
+
+    id = serializers.UUIDField()
+    kind = serializers.CharField()
+    state = serializers.ChoiceField(choices=RunState.values)
+    scanned_count = serializers.IntegerField()
+    repaired_count = serializers.IntegerField()
+    skipped_count = serializers.IntegerField()
+    incident_count = serializers.IntegerField()
+    limit = serializers.IntegerField(source="row_limit", allow_null=True)
+    error_code = serializers.CharField()
+    error_text = serializers.CharField()
+    started_by = serializers.CharField()
+    started_by_name = serializers.CharField()
+    started_at = Moment()
+    heartbeat_at = Moment()
+    finished_at = Moment(allow_null=True)
+    waited_since = Moment(
+        allow_null=True, help_text="Set if leases were left alone because for a while nobody could have renewed one."
+    )
+
+
+class RunMutationSerializer(serializers.Serializer[Any]):
+    """The sweep that the request has run, or, as a replay, the one that the first request of its key ran."""
+
+    run = RunSerializer()
+    idempotent_replay = serializers.BooleanField()
+
+
+class SweepRepairSerializer(serializers.Serializer[Any]):
+    """One change that a sweep made to one record."""
+
+    id = serializers.UUIDField()
+    run = serializers.UUIDField(source="run_id")
+    tenant = serializers.CharField()
+    action_type = serializers.ChoiceField(choices=SweepActionType.values)
+    entity_type = serializers.CharField()
+    entity_id = serializers.CharField()
+    operation_key = serializers.CharField()
+    before = Document()
+    after = Document()
+    planned_by = serializers.CharField()
+    applied_at = Moment()

@@ -24,4 +24,7 @@ urlpatterns = [
     path("repair-actions/<uuid:repair_id>", views.RepairDetail.as_view(), name="repair-action"),
     path("repair-actions/<uuid:repair_id>/cancel", views.RepairCancel.as_view(), name="repair-action-cancel"),
     path("repair-batches/<uuid:batch_id>", views.BatchDetail.as_view(), name="repair-batch"),
+    path("reconciliation-runs", views.RunList.as_view(), name="reconciliation-runs"),
+    path("reconciliation-runs/<uuid:run_id>", views.RunDetail.as_view(), name="reconciliation-run"),
+    path("reconciliation-runs/<uuid:run_id>/repairs", views.RunRepairs.as_view(), name="reconciliation-run-repairs"),
 ]

@@ -28,9 +28,15 @@ from repairs.api.serializers import (
     RepairSerializer,
     RetryBody,
     RetryManyBody,
+    RunBody,
+    RunListQuery,
+    RunMutationSerializer,
+    RunSerializer,
+    SweepRepairSerializer,
     TimelineEntrySerializer,
 )
 from repairs.payloads import read_payload
+from repairs.reconciliation.running import run_now
 
 if TYPE_CHECKING:
     from repairs.services import LetterMutation
@@ -288,6 +294,71 @@ class BatchDetail(OpsView):
     def get(self, call: Call, batch_id: UUID) -> Answer:
         """What became of each letter of one request."""
         return Answer(value=selectors.find_batch(call.operator, batch_id))
+
+
+class RunList(OpsView):
+    @operation(
+        name="list_reconciliation_runs",
+        summary="Sweeps",
+        tag="reconciliation",
+        query=RunListQuery,
+        answer=paged(RunSerializer),
+    )
+    def get(self, call: Call) -> Answer:
+        """Newest first."""
+        page = selectors.list_runs(
+            call.operator,
+            kind=call["kind"],
+            states=call["state"] or (),
+            limit=call["limit"],
+            cursor=call["cursor"],
+        )
+        return Answer(value=page)
+
+    @operation(
+        name="run_reconciliation",
+        summary="Run a sweep now",
+        tag="reconciliation",
+        status=201,
+        body=RunBody,
+        answer=RunMutationSerializer,
+        is_mutation=True,
+        gives_location=True,
+        refusals=(errors.ReconciliationKindInvalid, errors.ReconciliationKindUnknown, errors.ReconciliationRunning),
+    )
+    def post(self, call: Call) -> Answer:
+        """Looks at up to `limit` rows, and answers when it has; the sweeps of the schedule go on beside it."""
+        mutation = run_now(by=call.operator, key=call.key, **call.body)
+        location = _path("reconciliation-run", run_id=mutation.run.id)
+        return Answer(value=mutation, location=location, is_replay=mutation.idempotent_replay)
+
+
+class RunDetail(OpsView):
+    @operation(
+        name="get_reconciliation_run",
+        summary="A sweep",
+        tag="reconciliation",
+        answer=RunSerializer,
+        refusals=(errors.ReconciliationRunNotFound,),
+    )
+    def get(self, call: Call, run_id: UUID) -> Answer:
+        """Its counts so far, or as it ended."""
+        return Answer(value=selectors.find_run(call.operator, run_id))
+
+
+class RunRepairs(OpsView):
+    @operation(
+        name="list_repairs_of_reconciliation_run",
+        summary="What a sweep changed",
+        tag="reconciliation",
+        query=PageQuery,
+        answer=paged(SweepRepairSerializer),
+        refusals=(errors.ReconciliationRunNotFound,),
+    )
+    def get(self, call: Call, run_id: UUID) -> Answer:
+        """Newest first, of the tenants that one may see."""
+        page = selectors.list_repairs_of_run(call.operator, run_id, limit=call["limit"], cursor=call["cursor"])
+        return Answer(value=page)
 
 
 def _planned(mutation: LetterMutation) -> Answer:

@@ -12,12 +12,14 @@ from django.contrib.auth.models import Permission
 from django.test import Client
 from django.urls import URLPattern, URLResolver
 from django.utils import timezone
+from django_celery_beat.models import PeriodicTask
 
 from deadletters.models import DeadLetter, WorkerNode
 from grants.actions import Action
 from grants.models import AuditEvent, ScopeUserGrant, Verdict
 from grants.services import create_token
 from opsconsole.console.site import site
+from repairs.reconciliation.running import run_scheduled
 from repairs.services import retry_letter
 from tests.admin.conftest import SignIn
 from tests.admin.tools import text_of
@@ -43,6 +45,8 @@ class World:
     token: str
     node: str
     job: str
+    run: str
+    entry: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +63,7 @@ class Page:
     right: int = 200
     missing: Callable[[World], str] | None = None
     is_public: bool = False
+    tenant: str = "default"
 
 
 def of_incident(suffix: str = "", needs: tuple[Action, ...] = ()) -> Page:
@@ -100,6 +105,7 @@ def for_everyone(path: str) -> Page:
 
 
 RETRY = (Action.DEAD_LETTERS_RETRY,)
+SWEEP = (Action.RECONCILIATION_RUN,)
 CLOSE = (Action.INCIDENTS_RESOLVE, Action.INCIDENTS_CLOSE_UNREPAIRED)
 
 PAGES: dict[str, Page] = {
@@ -132,6 +138,20 @@ PAGES: dict[str, Page] = {
     "ops_deadletters_workernode_changelist": a_list("workers"),
     "ops_deadletters_workernode_page": Page(path=lambda world: f"/ops/workers/{world.node}/", nobody=403, other=200),
     "django_celery_beat_periodictask_changelist": a_list("schedule"),
+    # What touches every tenant needs a grant for every tenant.
+    "django_celery_beat_periodictask_page": Page(
+        path=lambda world: f"/ops/schedule/{world.entry}/",
+        missing=lambda _: "/ops/schedule/999999/",
+        nobody=403,
+        other=403,
+        needs=SWEEP,
+        tenant="*",
+    ),
+    "ops_repairs_reconciliationrun_changelist": a_list("sweeps"),
+    "ops_repairs_reconciliationrun_page": Page(path=lambda world: f"/ops/sweeps/{world.run}/", nobody=403, other=200),
+    "ops_repairs_reconciliationrun_run": Page(
+        path=lambda _: "/ops/sweeps/run/", nobody=403, other=403, needs=SWEEP, tenant="*"
+    ),
     "ops_repairs_repairaction_changelist": a_list("repairs"),
     "ops_repairs_repairaction_page": Page(
         path=lambda world: f"/ops/repairs/{world.repair}/",
@@ -211,6 +231,8 @@ def world(cast: Cast) -> World:
         by=cast.ada, name="nightly", actions=[Action.INSPECT], tenant="*", expires_at=now + seconds(99), key="token"
     )
     WorkerNode.objects.create(id="w1", source="tests", host="h1", pid=1, started_at=now, seen_at=now)
+    swept = run_scheduled("retention")
+    assert swept is not None
     return World(
         letter=letter,
         sent=sent,
@@ -221,6 +243,8 @@ def world(cast: Cast) -> World:
         token=token.public_id,
         node="w1",
         job=str(job().id),
+        run=str(swept.id),
+        entry=PeriodicTask.objects.get(name="opsconsole: stale leases").pk,
     )
 
 
@@ -279,7 +303,7 @@ def test_the_right_grant_opens_it(world: World, cast: Cast, sign_in: SignIn) -> 
     found = {}
     for name, page in PAGES.items():
         ScopeUserGrant.objects.filter(user_id=cast.nobody.user_id).delete()
-        give(cast.nobody, Action.INSPECT, *page.needs, tenant="default")
+        give(cast.nobody, Action.INSPECT, *page.needs, tenant=page.tenant)
         found[name] = sign_in(cast.nobody).get(page.path(world)).status_code
     assert found == {name: page.right for name, page in PAGES.items()}
 
@@ -324,7 +348,7 @@ def test_only_active_staff_may_sign_in(missing: str, cast: Cast, django_user_mod
 
 def test_the_menu_holds_only_what_can_be_opened(cast: Cast, sign_in: SignIn) -> None:
     entries = {
-        "Incidents", "Failed jobs", "Job ledger", "Repairs", "Schedule", "Workers", "Audit", "Permissions",
+        "Incidents", "Failed jobs", "Job ledger", "Repairs", "Sweeps", "Schedule", "Workers", "Audit", "Permissions",
         "API tokens",
     }  # fmt: skip
     seen = {

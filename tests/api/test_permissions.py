@@ -12,6 +12,7 @@ from django.urls import get_resolver, reverse
 from grants.actions import Action
 from grants.models import AuditEvent, ScopeUserGrant
 from opsconsole.core.rest import API_NAMESPACE
+from repairs.reconciliation.running import run_scheduled
 from tests.api.client import Api, problem
 from tests.api.situations import Scene, scene, worker_node
 from tests.cast import Cast, give, make_operator
@@ -51,6 +52,12 @@ def ledger_job(scene: Scene) -> dict[str, Any]:
     return {"job_id": scene.job_id}
 
 
+def sweep(_: Scene) -> dict[str, Any]:
+    run = run_scheduled("retention")
+    assert run is not None
+    return {"run_id": run.id}
+
+
 def nothing(_: Scene) -> dict[str, Any]:
     return {}
 
@@ -69,6 +76,9 @@ FOURS: dict[tuple[str, str], Four] = {
     # Of what belongs to no tenant, of the trail and of the whole one must be allowed some part at least.
     ("GET", "snapshot"): Four(nothing, 403, 200, 200),
     ("GET", "worker-nodes"): Four(nothing, 403, 200, 200),
+    ("GET", "reconciliation-runs"): Four(nothing, 403, 200, 200),
+    ("GET", "reconciliation-run"): Four(sweep, 403, 200, 200),
+    ("GET", "reconciliation-run-repairs"): Four(sweep, 403, 200, 200),
     ("GET", "audit"): Four(nothing, 403, 403, 200),
     # About oneself.
     ("GET", "me"): Four(nothing, 200, 200, 200),
@@ -92,6 +102,8 @@ FOURS: dict[tuple[str, str], Four] = {
     ("GET", "repair-action"): Four(repair, 404, 404, 200),
     ("POST", "repair-action-cancel"): Four(repair, 404, 404, 200),
     ("GET", "repair-batch"): Four(batch, 404, 404, 200),
+    # A sweep touches every tenant.
+    ("POST", "reconciliation-runs"): Four(nothing, 403, 403, 201, lambda _: {"kind": "stale_leases"}),
     # The scope is named in the body, or the grant is one that cannot be managed.
     ("POST", "grants"): Four(
         nothing, 403, 403, 201,
@@ -172,6 +184,7 @@ BY_ID = {
     ("grants.manage", "user"),
     ("grants.manage", "grant"),
     ("audit.read", ""),
+    ("reconciliation.run", "reconciliation_run"),
 }
 
 

@@ -1,0 +1,241 @@
+"""This app's raw SQL, each in both dialects: releasing a page of claims, and deleting a page of rows.
+
+Raw, because the ORM knows no statement that claims, changes and records in one go: a page of a thousand stale leases is
+one statement on PostgreSQL, about fifteen times as fast as one statement for each row and one for its record. SQLite
+has one writer at a time, so there it is three statements in one transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+from django.db import connection, models
+from django.db.models import Value
+
+from opsconsole.core.canonical_json import canonical_json
+from opsconsole.core.database import AnyOf, RowWriter, plain_value
+from opsconsole.core.ids import new_id
+from opsconsole.core.keyset import RowComparison
+from repairs.models import SweepActionType, SweepRepair
+
+Key = tuple[datetime, UUID]
+"""A row's place in its page: when its claim ended, and its id."""
+
+_ROWS = (
+    "id", "run", "tenant", "action_type", "entity_type", "entity_id", "operation_key", "before", "after", "planned_by",
+    "applied_at",
+)  # fmt: skip
+_WRITER = RowWriter(SweepRepair, _ROWS, suffix="ON CONFLICT (operation_key) DO NOTHING")
+_COLUMNS = ", ".join("run_id" if name == "run" else name for name in _ROWS)
+# RFC 9562: 48 bits of milliseconds, then the version and the variant over random bits.
+_UUID7 = (
+    "encode(set_bit(set_bit(overlay(uuid_send(gen_random_uuid()) placing"
+    " substring(int8send(floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint) FROM 3) FROM 1 FOR 6),"
+    " 52, 1), 53, 1), 'hex')::uuid"
+)
+_ISO = "to_char({column} AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claims:
+    """A table whose rows are claimed for a time, and what is done with a row whose time is over.
+
+    ``state`` is that of a claimed row ("" = every row is one). ``changes`` are assignments as both databases read them,
+    with ``%(now)s``; none deletes the row. ``marker`` is the column that says how old the claim is; ``before`` and
+    ``after`` are what the record says, the marker under ``marker_name``.
+    """
+
+    model: type[models.Model]
+    entity_type: str
+    action_type: SweepActionType
+    key: str  # the first part of the operation key
+    marker: str
+    marker_name: str
+    state: str
+    changes: Mapping[str, str]
+    after: Mapping[str, str | bool]
+
+    @property
+    def table(self) -> str:
+        return self.model._meta.db_table
+
+    def before(self, marker: str) -> dict[str, str]:
+        """Return what a row was like."""
+        return {self.marker_name: marker} | ({"state": self.state} if self.state else {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Released:
+    """What a page has come to; ``last`` is where the next one begins, ``None`` at the end."""
+
+    scanned: int
+    repaired: int
+    last: Key | None
+
+
+def claimed(claims: Claims, *, ended_before: datetime) -> models.QuerySet[Any]:
+    """Return the rows whose claim ended at ``ended_before`` or earlier."""
+    rows = claims.model._default_manager.filter(**{f"{claims.marker}__lte": ended_before})
+    return rows.filter(state=claims.state) if claims.state else rows
+
+
+def release_claims(
+    claims: Claims, *, run_id: UUID, by: str, ended_before: datetime, now: datetime, after: Key | None, size: int
+) -> Released:
+    """Release the oldest ``size`` claims that ended at ``ended_before`` or earlier, beyond ``after``; record each.
+
+    In the caller's transaction. A row that somebody holds, has changed meanwhile, or whose very claim was released
+    before (its operation key is there) is left alone, and counted as looked at.
+    """
+    given = (claims, run_id, by, ended_before, now, after, size)
+    return _release_in_one(*given) if connection.vendor == "postgresql" else _release_in_three(*given)
+
+
+def _release_in_one(
+    claims: Claims, run_id: UUID, by: str, ended_before: datetime, now: datetime, after: Key | None, size: int
+) -> Released:
+    table, marker = claims.table, claims.marker
+    guard = f"t.{marker} <= %(ended_before)s" + (" AND t.state = %(state)s" if claims.state else "")
+    beyond = f" AND (t.{marker}, t.id) > (%(after_at)s, %(after_id)s)" if after is not None else ""
+    iso = _ISO.format(column=f"t.{marker}")
+    head, _, tail = canonical_json(claims.before("\0")).partition("\\u0000")
+    change = f"UPDATE {table} t SET {_assignments(claims)}" if claims.changes else f"DELETE FROM {table} t"  # noqa: S608
+    # Arrays in the place of joins: of what a statement writes the planner knows no numbers, and takes a page of a
+    # thousand for a few rows, to be compared each with each.
+    statement = (
+        f"WITH seen AS (SELECT t.id, t.{marker} AS marker FROM {table} t WHERE {guard}{beyond}"  # noqa: S608
+        f" ORDER BY t.{marker}, t.id LIMIT %(size)s),"
+        f" claimed AS (SELECT t.id, t.tenant, {iso} AS marker,"
+        f" %(key)s || ':' || t.id::text || ':' || {iso} AS operation_key"
+        f" FROM {table} t WHERE t.id = ANY(ARRAY(SELECT id FROM seen)) AND {guard} FOR UPDATE SKIP LOCKED),"
+        f" written AS (INSERT INTO {SweepRepair._meta.db_table} ({_COLUMNS})"
+        f" SELECT {_UUID7}, %(run)s, tenant, %(action)s, %(entity)s, id::text, operation_key,"
+        f" %(head)s || marker || %(tail)s, %(after)s, %(by)s, %(now)s FROM claimed"
+        f" ON CONFLICT (operation_key) DO NOTHING RETURNING entity_id),"
+        f" changed AS ({change} WHERE t.id = ANY(ARRAY(SELECT entity_id::uuid FROM written)) AND {guard} RETURNING 1)"
+        " SELECT (SELECT count(*) FROM seen), (SELECT count(*) FROM changed), last.marker, last.id"
+        " FROM (SELECT 1) AS one LEFT JOIN"
+        " (SELECT marker, id FROM seen ORDER BY marker DESC, id DESC LIMIT 1) AS last ON true"
+    )
+    parameters: dict[str, Any] = {
+        "ended_before": ended_before, "state": claims.state, "size": size, "key": claims.key, "run": run_id,
+        "action": claims.action_type.value, "entity": claims.entity_type, "head": head, "tail": tail,
+        "after": canonical_json(dict(claims.after)), "by": by, "now": now,
+    }  # fmt: skip
+    if after is not None:
+        parameters |= {"after_at": after[0], "after_id": after[1]}
+    with connection.cursor() as cursor:
+        cursor.execute(statement, parameters)
+        scanned, repaired, last_at, last_id = cursor.fetchone()
+    last = (last_at.astimezone(UTC), last_id) if scanned == size else None
+    return Released(scanned=scanned, repaired=repaired, last=last)
+
+
+def _release_in_three(
+    claims: Claims, run_id: UUID, by: str, ended_before: datetime, now: datetime, after: Key | None, size: int
+) -> Released:
+    marker = claims.marker
+    rows = claimed(claims, ended_before=ended_before)
+    found = list(beyond(rows, (marker, "id"), after).values_list("id", "tenant", marker)[:size])
+    keys = {_operation_key(claims, row_id, at): row_id for row_id, _tenant, at in found}
+    after_text = canonical_json(dict(claims.after))
+    written = record_repairs(
+        [
+            SweepRepair(
+                id=new_id(),
+                run_id=run_id,
+                tenant=tenant,
+                action_type=claims.action_type,
+                entity_type=claims.entity_type,
+                entity_id=str(row_id),
+                operation_key=_operation_key(claims, row_id, at),
+                before=canonical_json(claims.before(_iso(at))),
+                after=after_text,
+                planned_by=by,
+                applied_at=now,
+            )
+            for row_id, tenant, at in found
+        ]
+    )
+    repaired = _change(claims, [keys[key] for key in written], ended_before, now) if written else 0
+    last = (found[-1][2], found[-1][0]) if len(found) == size else None
+    return Released(scanned=len(found), repaired=repaired, last=last)
+
+
+def _change(claims: Claims, ids: list[UUID], ended_before: datetime, now: datetime) -> int:
+    # Names of tables and columns are constants of this module's callers; every value is a parameter.
+    table = claims.table
+    change = f"UPDATE {table} SET {_assignments(claims)}" if claims.changes else f"DELETE FROM {table}"  # noqa: S608
+    state = " AND state = %(state)s" if claims.state else ""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"{change} WHERE id IN (SELECT value FROM json_each(%(ids)s))"  # noqa: S608
+            f" AND {claims.marker} <= %(ended_before)s{state}",
+            {
+                "ids": canonical_json([row_id.hex for row_id in ids]),
+                "ended_before": plain_value(connection, ended_before),
+                "now": plain_value(connection, now),
+                "state": claims.state,
+            },
+        )
+        return int(cursor.rowcount)
+
+
+def _assignments(claims: Claims) -> str:
+    return ", ".join(f"{column} = {value}" for column, value in claims.changes.items())
+
+
+def _operation_key(claims: Claims, row_id: UUID, at: datetime) -> str:
+    return f"{claims.key}:{row_id}:{_iso(at)}"
+
+
+def _iso(at: datetime) -> str:
+    return f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
+
+
+def beyond(rows: models.QuerySet[Any], columns: tuple[str, ...], after: Sequence[Any] | None) -> models.QuerySet[Any]:
+    """Return ``rows`` in the order of ``columns``, those after one place in it: how every sweep pages."""
+    ordered = rows.order_by(*columns)
+    if after is None:
+        return ordered
+    fields = [rows.model._meta.get_field(name) for name in columns]
+    values = tuple(Value(value, output_field=field) for value, field in zip(after, fields, strict=True))
+    return ordered.filter(RowComparison(columns, values, ">"))
+
+
+def record_repairs(rows: Sequence[SweepRepair]) -> set[str]:
+    """Write what a sweep changed, and return the operation keys that were new: only those may be changed."""
+    columns = [field.attname for field in _WRITER.fields]
+    values = [[getattr(row, name) for name in columns] for row in rows]
+    if connection.vendor == "postgresql":
+        return _WRITER.insert_returning(values, "operation_key")
+    # Which of many were new is asked at once: RETURNING would take a statement for each.
+    _WRITER.insert(values)
+    new = SweepRepair.objects.filter(AnyOf("id", [row.id for row in rows]))
+    return set(new.values_list("operation_key", flat=True))
+
+
+def delete_rows(model: type[models.Model], column: str, values: Sequence[Any]) -> int:
+    """Delete the rows whose ``column`` is one of ``values``, and return how many those were.
+
+    Without the ORM's collector, which reads every row that depends on one before it deletes any: the caller knows what
+    depends on what, and the database refuses what was forgotten.
+    """
+    if not values:
+        return 0
+    field: Any = model._meta.get_field(column)
+    table = model._meta.db_table
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            kind = (field.db_type(connection) or "text").split("(")[0]
+            statement = f"DELETE FROM {table} WHERE {field.column} = ANY(%s::{kind}[])"  # noqa: S608
+            cursor.execute(statement, [list(values)])
+        else:
+            given = canonical_json([plain_value(connection, value) for value in values])
+            statement = f"DELETE FROM {table} WHERE {field.column} IN (SELECT value FROM json_each(%s))"  # noqa: S608
+            cursor.execute(statement, [given])
+        return max(int(cursor.rowcount), 0)
