@@ -115,10 +115,9 @@ def put_back(action: RepairAction, letter: DeadLetter, now: datetime) -> None:
 
 def take_back(action: RepairAction, letter: DeadLetter, now: datetime) -> bool:
     """Withdraw a record's retry whose job still waits: dead again, with its record; false if it has started."""
-    job = locked(Job.objects.filter(id=job_id_of(letter.task_id), repair_id=action.id)).first()
-    if job is None or job.state not in (*DUE, JobState.ENQUEUED):
+    job, kind = find_job(letter, lock=True)
+    if job.repair_id != action.id or job.state not in (*DUE, JobState.ENQUEUED):
         return False
-    kind = _kind_of(job)
     job.state, job.finished_at, job.updated_at = JobState.DEAD, now, now
     job.lease_owner, job.lease_expires_at = "", None
     job.last_error_code = ledger.EXHAUSTED

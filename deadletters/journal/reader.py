@@ -48,7 +48,7 @@ from deadletters.journal.frames import (
 from deadletters.journal.message import unpack_message
 from opsconsole.core.clock import boot_id, boot_now
 from opsconsole.core.sealing import Sealer, SealError
-from opsconsole.jobs.tokens import job_type_of
+from opsconsole.jobs.tokens import job_id_of, job_type_of
 
 SETTLE_SECONDS: Final = 0.25
 """How far reading stays behind a living worker, so that what belongs together is read together."""
@@ -647,11 +647,13 @@ class FolderReader:
         self._lose(number, item, boot, wall)
 
     def _give_back(self, number: int, item: _Open, boot: float, wall: float) -> None:
-        """End a delivery that the broker still has. For a repair that had begun its promise is worth nothing.
+        """End a delivery that the broker still has. For what has been claimed its promise is worth nothing.
 
-        The start guard lets no second delivery of it begin, so what it had done by then is all it will ever do.
+        No second delivery of a repair or of a job of the ledger begins, so what it had done by then is all it will do.
         """
-        if item.delivery.repair_id and item.delivery.claimed:
+        delivery = item.delivery
+        of_ledger = delivery.started_boot is not None and job_id_of(delivery.task_id) is not None
+        if of_ledger or (delivery.repair_id and delivery.claimed):
             self._lose(number, item, boot, wall)
         else:
             self._end(number, item, EndState.RETURNED, boot, wall)

@@ -22,12 +22,13 @@ ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 60.0
 
 
-def wait_until(is_so: Callable[[], Any], what: str, seconds: float = PATIENCE_SECONDS) -> Any:
-    """Wait until something true comes back, and return it."""
+def wait_until(is_so: Callable[[], Any], what: str | Callable[[], str], seconds: float = PATIENCE_SECONDS) -> Any:
+    """Wait until something true comes back, and return it; ``what`` is asked, if it can be, once that is in vain."""
     deadline = time.monotonic() + seconds
     while not (found := is_so()):
         if time.monotonic() > deadline:
-            pytest.fail(f"not within {seconds:.0f} s: {what}", pytrace=False)
+            missing = what if isinstance(what, str) else what()
+            pytest.fail(f"not within {seconds:.0f} s: {missing}", pytrace=False)
         time.sleep(0.2)
     return found
 

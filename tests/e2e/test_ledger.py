@@ -26,7 +26,7 @@ def states(installation: Installation) -> Counter[str]:
 def wait_until_all_ended(installation: Installation, count: int) -> list[dict[str, Any]]:
     wait_until(
         lambda: sum(states(installation)[state] for state in FINAL) == count,
-        f"{count} jobs ended: {states(installation)}; {installation.logs()}",
+        lambda: f"{count} jobs ended: {states(installation)}; {installation.logs()}",
         90,
     )
     found: list[dict[str, Any]] = installation.ask("jobs")
@@ -58,7 +58,9 @@ def lose_nothing(installation: Installation) -> None:
     installation.heal()
     for incident in installation.ask("incidents"):
         installation.ask("retry", incident=incident["id"], expected_count=incident["unresolved"])
-    wait_until(lambda: states(installation)["succeeded"] == 80, f"{states(installation)}; {installation.logs()}", 90)
+    wait_until(
+        lambda: states(installation)["succeeded"] == 80, lambda: f"{states(installation)}; {installation.logs()}", 90
+    )
     assert {repair["state"] for repair in installation.ask("repairs")} == {"succeeded"}
     assert {incident["state"] for incident in installation.ask("incidents")} == {"resolved"}
 
