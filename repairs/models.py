@@ -229,7 +229,11 @@ class SweepRepair(models.Model):
     """
 
     id = models.UUIDField(primary_key=True, default=new_id, editable=False)
-    run = models.ForeignKey(ReconciliationRun, on_delete=models.PROTECT, related_name="repairs", db_index=False)
+    # Not checked by the database, which would look up the one run once for every row: only retention removes runs, and
+    # their repairs before them.
+    run = models.ForeignKey(
+        ReconciliationRun, on_delete=models.PROTECT, related_name="repairs", db_index=False, db_constraint=False
+    )
     tenant = models.CharField(max_length=100)
     action_type = models.CharField(max_length=30, choices=SweepActionType.choices)
     entity_type = models.CharField(max_length=60)

@@ -109,11 +109,10 @@ def _release_in_one(
     statement = (
         f"WITH seen AS (SELECT t.id, t.{marker} AS marker FROM {table} t WHERE {guard}{beyond}"  # noqa: S608
         f" ORDER BY t.{marker}, t.id LIMIT %(size)s),"
-        f" claimed AS (SELECT t.id, t.tenant, {iso} AS marker,"
-        f" %(key)s || ':' || t.id::text || ':' || {iso} AS operation_key"
+        f" claimed AS MATERIALIZED (SELECT t.id, t.tenant, t.id::text AS name, {iso} AS marker"
         f" FROM {table} t WHERE t.id = ANY(ARRAY(SELECT id FROM seen)) AND {guard} FOR UPDATE SKIP LOCKED),"
         f" written AS (INSERT INTO {SweepRepair._meta.db_table} ({_COLUMNS})"
-        f" SELECT {_UUID7}, %(run)s, tenant, %(action)s, %(entity)s, id::text, operation_key,"
+        f" SELECT {_UUID7}, %(run)s, tenant, %(action)s, %(entity)s, name, %(key)s || ':' || name || ':' || marker,"
         f" %(head)s || marker || %(tail)s, %(after)s, %(by)s, %(now)s FROM claimed"
         f" ON CONFLICT (operation_key) DO NOTHING RETURNING entity_id),"
         f" changed AS ({change} WHERE t.id = ANY(ARRAY(SELECT entity_id::uuid FROM written)) AND {guard} RETURNING 1)"

@@ -32,7 +32,7 @@ from grants.pages import (
 )
 from incidents.admin import Button, Buttons, incident_name, seen, state_words, with_version
 from incidents.models import Incident
-from opsconsole.core.admin import Cell, Pill, again, thousands
+from opsconsole.core.admin import Cell, Pill, again, thousands, when
 from opsconsole.core.database import database_now
 from opsconsole.core.errors import OpsError
 from opsconsole.core.ids import new_id
@@ -56,6 +56,7 @@ from repairs.errors import LetterNotFound, MessageExpired
 from repairs.models import RepairAction
 from repairs.payloads import read_payload
 from repairs.prospects import FULLY_CHECKED, Checked, Prospect, check_letter, prospect_of
+from repairs.reconciliation.retention import message_kept_until
 from repairs.refusals import LOADED, Served, load_messages, unload_messages
 from repairs.services import LetterMutation, close_letter_as_done, discard_letter, retry_letter
 
@@ -119,8 +120,11 @@ class RepairableLetterAdmin(DeadLetterAdmin):
             checked = check_letter(letter, letter.incident, served=Served.by(letter.source, now), now=now)
         is_awaited = letter.state == LetterState.RETRYING
         may = allowed(by, letter.resource, (*VERBS, Action.PAYLOADS_READ))
+        until = message_kept_until(letter, letter.incident)
+        kept = [("Message kept until", when(until))] if until is not None and letter.message_state == "full" else []
         return {
             **context,
+            "facts": [*context["facts"], *kept],
             "buttons": self.buttons_for(letter, checked, may, by),
             "hidden": seen(letter.incident),
             "key": str(new_id()),

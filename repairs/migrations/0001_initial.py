@@ -122,7 +122,7 @@ class Migration(migrations.Migration):
                 ('after', models.TextField(db_default='{}')),
                 ('planned_by', models.CharField(max_length=200)),
                 ('applied_at', models.DateTimeField()),
-                ('run', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='repairs', to='ops_repairs.reconciliationrun')),
+                ('run', models.ForeignKey(db_constraint=False, db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='repairs', to='ops_repairs.reconciliationrun')),
             ],
             options={
                 'indexes': [models.Index(models.F('run'), models.OrderBy(models.F('id'), descending=True), name='ops_sweep_repair_of_run')],

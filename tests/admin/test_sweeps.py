@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 
 import pytest
 from django_celery_beat.models import PeriodicTask
 
 from grants.actions import Action
 from grants.models import AuditEvent
+from incidents.models import Incident
+from incidents.services import resolve_incident
 from opsconsole.jobs.models import EvidenceRequest
 from repairs.models import ReconciliationRun, SeededEntry
 from repairs.reconciliation import sweeps
 from tests.admin.conftest import SignIn
 from tests.admin.tools import confirm, text_of
 from tests.cast import Cast, give
+from tests.factories import dead_letter
 from tests.repairs.reconciliation.rows import ago, fetching, sweep
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -158,3 +162,18 @@ def test_a_console_in_which_none_ever_ran_says_so(cast: Cast, sign_in: SignIn) -
 
     machinery.forget()
     assert "No sweep has finished yet." in text_of(client.get("/ops/").content.decode())
+
+
+def test_the_page_of_a_closed_job_says_until_when_its_message_is_kept(cast: Cast, sign_in: SignIn) -> None:
+    """DESIGN 9: so long it can still be retried."""
+    letter = dead_letter()
+    client = sign_in(cast.vera)
+    page = f"/ops/dead-letters/{letter.id}/"
+    assert "Message kept until" not in text_of(client.get(page).content.decode())
+    resolve_incident(
+        incident_id=letter.incident_id, by=cast.ada, key="k", code="loss_accepted", summary="by hand", unrepaired=1
+    )
+    resolved_at = Incident.objects.get().resolved_at
+    assert resolved_at is not None
+    until = resolved_at + timedelta(days=30)
+    assert f"Message kept until {until:%d %b %Y %H:%M:%S}" in text_of(client.get(page).content.decode())
