@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import ipaddress
 from dataclasses import dataclass
+from datetime import timedelta
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -25,6 +26,11 @@ def source() -> str:
 def queue() -> str:
     """Return the queue of jobs whose kind names none."""
     return str(getattr(settings, "OPSCONSOLE_QUEUE", "opsconsole"))
+
+
+def dispatched_for() -> timedelta:
+    """Return how long a message may wait in its queue before its job is taken for undelivered and sent again."""
+    return timedelta(seconds=int(getattr(settings, "OPSCONSOLE_DISPATCHED_FOR_SECONDS", 900)))
 
 
 def webhook_secrets(tenant: str) -> list[bytes]:

@@ -18,6 +18,7 @@ from django.db.models import Case, Q, Value, When
 
 from opsconsole.core.database import AnyOf, database_now, locked
 from opsconsole.core.effects import OutcomeClass
+from opsconsole.jobs import conf
 from opsconsole.jobs.errors import LeaseLost
 from opsconsole.jobs.hooks import tell_repaired
 from opsconsole.jobs.kind import Kind, overrides
@@ -25,8 +26,6 @@ from opsconsole.jobs.models import LEASED, Job, JobState
 from opsconsole.jobs.tokens import TOKEN_PREFIX
 
 EXHAUSTED = "queue_retries_exhausted"
-ENQUEUED_FOR = timedelta(minutes=15)
-"""How long a message may wait in its queue before its job is taken for undelivered and sent again."""
 MOST_LOST_DISPATCHES = 20
 """A message that is lost again and again before its job starts kills what receives it."""
 TABLE = Job._meta.db_table
@@ -93,7 +92,7 @@ def _write_tokens(jobs: list[Job], *, owner: str, now: datetime) -> None:
         cursor.execute(
             f"UPDATE {TABLE} SET state = 'enqueued', lease_token = {token}, dispatches = dispatches + 1,"  # noqa: S608
             f" lease_owner = %s, lease_expires_at = %s, updated_at = %s WHERE {marked}",
-            [nonce, owner[:200], _moment(now + ENQUEUED_FOR), _moment(now), ids],
+            [nonce, owner[:200], _moment(now + conf.dispatched_for()), _moment(now), ids],
         )
 
 

@@ -32,6 +32,9 @@ OPSCONSOLE_KEYS = env.text("OPSCONSOLE_KEYS")
 OPSCONSOLE_JOURNAL_DIR: str | None = env.text("OPSCONSOLE_JOURNAL_DIR", str(VAR_DIR / "journal"))
 # The queue of this product's own background jobs.
 OPSCONSOLE_QUEUE = env.text("OPSCONSOLE_QUEUE", "opsconsole")
+# How long a job's message may wait in its queue before it is sent again: a broker may have lost it, or keep it for a
+# worker that is gone. The older message is passed over when it turns up.
+OPSCONSOLE_DISPATCHED_FOR_SECONDS = env.number("OPSCONSOLE_DISPATCHED_FOR_SECONDS", 900, at_least=1)
 # Dotted names of modules with kinds of jobs beside the built-in ones; docs/add-a-job-type.md shows one.
 OPSCONSOLE_JOB_KINDS = env.words("OPSCONSOLE_JOB_KINDS")
 # Dotted path of a function (task name, args, kwargs, headers) -> (tenant, actor type, actor id); "" puts every job

@@ -36,6 +36,7 @@ from opsconsole.core.database import database_now  # noqa: E402
 from opsconsole.jobs.models import Job  # noqa: E402
 from opsconsole.jobs.services import enqueue  # noqa: E402
 from repairs.models import RepairAction  # noqa: E402
+from repairs.reconciliation.running import run_scheduled  # noqa: E402
 from repairs.services import retry_incident  # noqa: E402
 
 USER = "e2e"
@@ -180,6 +181,12 @@ def jobs() -> list[dict[str, Any]]:
     return [{"id": str(row.id), "kind": row.kind, "state": row.state, "attempts": row.attempts} for row in rows]
 
 
+def sweep(kind: str) -> dict[str, Any]:
+    """Run a sweep as beat does, and say what it changed."""
+    run = run_scheduled(kind)
+    return {} if run is None else {"state": run.state, "repaired": run.repaired_count}
+
+
 def balance() -> dict[str, int]:
     """Return the sums of the balance line: what was received, and how it ended."""
     sums = TaskMinute.objects.filter(source=source()).aggregate(**{name: Sum(name) for name in COUNTED})
@@ -195,7 +202,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
         send, letters, count_letters, incidents, repairs, retry, retry_over_rest, retry_over_cli, balance, nodes,
-        write_jobs, jobs,
+        write_jobs, jobs, sweep,
     )
 }  # fmt: skip
 
