@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, ClassVar, cast
 from urllib.parse import urlencode
 from uuid import UUID
@@ -14,7 +13,7 @@ from uuid import UUID
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
 from django.db.models import QuerySet
-from django.db.models.functions import Left, Now
+from django.db.models.functions import Now
 from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import reverse
@@ -22,18 +21,20 @@ from django.utils import timezone
 
 from deadletters import conf, search
 from deadletters.arguments import parse_signature
-from deadletters.models import Attempt, DeadLetter, LetterState, Occurrence, TracebackText, WorkerNode
+from deadletters.history import MOST_FAILURES, JobHistory, KnownFailure, history_of
+from deadletters.models import DeadLetter, LetterState, WorkerNode
 from deadletters.outcome import OutcomeClass
 from deadletters.querysets import NODE_IS_GONE_AFTER
 from grants.actions import Action
-from grants.pages import OperatorAdmin, operator_of, require_readable
+from grants.pages import OperatorAdmin, require_readable, seen_by
 from incidents.admin import (
     MOST_NEWER,
     SINCE,
     Buttons,
-    IncidentChangeList,
     TenantFilter,
     UnreadChangeList,
+    asked_since,
+    in_microseconds,
     incident_name,
     incident_number,
     newer_answer,
@@ -44,10 +45,10 @@ from opsconsole.core.admin import (
     Cell,
     ChoiceFilter,
     KeysetChangeList,
-    NotAListParameter,
     Pill,
     TextFilter,
     ago,
+    tab_counts,
     thousands,
     when,
 )
@@ -81,13 +82,10 @@ OUTCOME_TONES = {
     OutcomeClass.NOT_DECLARED.value: "grey",
 }
 NODE_IS_LATE_AFTER = timedelta(seconds=30)
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-MICROSECOND = timedelta(microseconds=1)
-HISTORY_ROWS = 200
-HISTORY_TEXT = 300
-"""Characters of an error that a line of a job's history shows."""
 HEAVY = ("payload_preview", "call_site", "trace_id", "sentry_id")
 """Columns that a list does not show and that may be long."""
+UNINDEXED = ("outcome", "queue")
+"""Filters whose rows no index holds together."""
 
 
 def letter_name(letter: DeadLetter) -> str:
@@ -143,10 +141,14 @@ class LetterStateFilter(ChoiceFilter):
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:  # noqa: ARG002
         """Keep the jobs in that state."""
-        chosen = self.value()
-        if chosen == "decision":
-            return queryset.unresolved().filter(state=LetterState.OPEN)
-        return queryset.filter(state=chosen) if chosen else queryset
+        return in_tab(queryset, self.value())
+
+
+def in_tab(letters: Any, tab: str) -> Any:
+    """Return the jobs of one tab."""
+    if tab == "decision":
+        return letters.unresolved().filter(state=LetterState.OPEN)
+    return letters.filter(state=tab) if tab else letters
 
 
 class OutcomeFilter(ChoiceFilter):
@@ -210,6 +212,7 @@ class DeadLetterAdmin(OperatorAdmin):
     menu_label = list_title = "Failed jobs"
     menu_order = 20
     list_note = "Newest failure first."
+    has_saved_views = True
     tab_parameter = LetterStateFilter.parameter_name
     search_label = "Search"
     search_help_text = search.HELP
@@ -222,8 +225,9 @@ class DeadLetterAdmin(OperatorAdmin):
         "outcome": "ops-bare",
         "error": "ops-bare ops-wide",
         "last": "ops-nowrap",
-        "incident": "ops-nowrap",
+        "incident": "ops-nowrap ops-folded",
     }
+    folds_on_phone = True
     list_template = "ops/incident_list.html"
     list_filter = (LetterStateFilter, OutcomeFilter, SeenFilter, TenantFilter, QueueFilter, IncidentNumberFilter)
     list_select_related = ("incident",)
@@ -265,10 +269,21 @@ class DeadLetterAdmin(OperatorAdmin):
         url = reverse("admin:ops_incidents_incident_page", args=[row.incident_id], current_app=self.admin_site.name)
         return Cell(main=incident_name(row.incident), url=url)
 
-    def list_tabs(self, request: HttpRequest) -> list[tuple[str, str, dict[str, str], None]]:  # noqa: ARG002
-        """Return the states as tabs, without counts: most of them say how much has ever failed, which nobody asks."""
+    def list_tabs(self, request: HttpRequest) -> list[tuple[str, str, dict[str, str], str | None]]:
+        """Return the states as tabs, with how many jobs each has where that costs little: one statement counts for all.
+
+        Jobs may be a million, so what is counted are ranges of an index. Not counted is what a search finds, what a
+        filter without an index leaves, and what grants over parts of tenants show, which are looked up row by row.
+        """
         tabs = [*LetterStateFilter.TABS, ("", "All")]
-        return [(key or "all", label, {LetterStateFilter.parameter_name: key}, None) for key, label in tabs]
+        rows = cast(Any, request)._ops_tabs
+        counts: Sequence[str | None] = [None] * len(tabs)
+        if rows is not None:
+            counts = tab_counts([rows.waiting() if key == "decision" else in_tab(rows, key) for key, _label in tabs])
+        return [
+            (key or "all", label, {LetterStateFilter.parameter_name: key}, count)
+            for (key, label), count in zip(tabs, counts, strict=True)
+        ]
 
     def get_queryset(self, request: HttpRequest) -> Any:
         """Return the visible jobs without what a list does not show."""
@@ -283,47 +298,52 @@ class DeadLetterAdmin(OperatorAdmin):
 
     def list_context(self, request: HttpRequest, cl: Any) -> dict[str, Any]:
         """Add what the search says."""
+        is_narrowed = any(spec.parameter_name in UNINDEXED and spec.value() for spec in cl.filter_specs)
+        is_dear = bool(cl.query.strip() or is_narrowed or seen_by(request, self.action).shapes)
+        cast(Any, request)._ops_tabs = None if is_dear else self.rows_of_tabs(request, cl)
         return {**super().list_context(request, cl), **search_context(cl.queryset)}
 
     def get_changelist(self, request: HttpRequest, **_: Any) -> type[ChangeList]:
         """Return the list by key, or its filters alone."""
         asked = request.resolver_match.url_name if request.resolver_match is not None else ""
-        return UnreadChangeList if asked == self.url_name("newer") else IncidentChangeList
+        return UnreadChangeList if asked == self.url_name("newer") else KeysetChangeList
 
     def newer_url(self, request: HttpRequest, cl: KeysetChangeList) -> str:
         """Return where the first page asks how many jobs have failed since the one at its top."""
         if cl.query or not cl.is_first_page:
             return ""
-        since = (cl.result_list[0].last_seen_at - EPOCH) // MICROSECOND if cl.result_list else 0
+        since = in_microseconds(cl.result_list[0].last_seen_at) if cl.result_list else 0
         kept = {name: value for name, value in request.GET.items() if self.lookup_allowed(name, str(value), request)}
         return f"{self.url('newer')}?{urlencode({**kept, SINCE: since})}"
 
     def newer_view(self, request: HttpRequest) -> HttpResponse:
         """Answer how many jobs of a tab stand above the one that was at its top; no dearer than the list itself."""
         self.require_list(request)
-        since = request.GET.get(SINCE, "")
-        if re.fullmatch(r"[0-9]{1,16}", since, re.ASCII) is None or "q" in request.GET:
-            raise NotAListParameter("no such time")
+        since = asked_since(request)
         cl: Any = self.get_changelist_instance(request)
-        rows = cl.queryset.filter(last_seen_at__gt=EPOCH + int(since) * MICROSECOND)
+        rows = cl.queryset.filter(last_seen_at__gt=since)
         return newer_answer(request, sum(capped_counts([rows], MOST_NEWER)))
 
     # -- page ----------------------------------------------------------------------------------------------------------
 
     def visible(self, request: HttpRequest, letter_id: UUID) -> DeadLetter:
         """Return a job that this operator may see, with its incident; raises ``Http404``, audited."""
-        scope = DeadLetter.objects.scope(letter_id)
-        require_readable(operator_of(request), Action.INSPECT, scope)
-        found: DeadLetter = DeadLetter.objects.select_related("incident").get(id=letter_id)
-        return found
+        found: DeadLetter | None = DeadLetter.objects.select_related("incident").filter(id=letter_id).first()
+        require_readable(request, Action.INSPECT, None if found is None else found.resource)
+        return cast(DeadLetter, found)
 
     def page_view(self, request: HttpRequest, object_id: UUID) -> HttpResponse:
         """Answer with everything that is known about one failed job."""
         letter = self.visible(request, object_id)
         return TemplateResponse(request, "ops/dead_letter.html", self.letter_context(request, letter))
 
-    def letter_context(self, request: HttpRequest, letter: DeadLetter) -> dict[str, Any]:
-        """Return what the page shows; the app above adds repairs and buttons."""
+    def letter_context(
+        self, request: HttpRequest, letter: DeadLetter, runs: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """Return what the page shows; the app above adds repairs and buttons.
+
+        ``runs`` are further task ids under which the job has run, each with what the run is called.
+        """
         incident = letter.incident
         return self.page_context(
             request,
@@ -336,15 +356,9 @@ class DeadLetterAdmin(OperatorAdmin):
             is_open=letter.state == LetterState.OPEN,
             facts=_facts(letter),
             buttons=Buttons(),
-            **job_context(letter, self.runs(letter), site=self.admin_site.name),
+            # The job's own run needs no name.
+            **job_context(letter, {**(runs or {}), letter.task_id: ""}, site=self.admin_site.name),
         )
-
-    def runs(self, letter: DeadLetter) -> dict[str, str]:
-        """Return the task ids under which a job has run, each with what the run is called; the app above adds repairs.
-
-        The job's own run needs no name.
-        """
-        return {letter.task_id: ""}
 
     def traceback_view(self, request: HttpRequest, object_id: UUID, occurrence_id: UUID) -> HttpResponse:
         """Answer with a whole traceback as a text file."""
@@ -364,21 +378,15 @@ def job_context(letter: DeadLetter, runs: Mapping[str, str], *, site: str) -> di
 
     However long a traceback or an error is, only what is shown of it is read.
     """
-    occurrences = list(
-        letter.occurrences.newest_first()
-        .annotate(short_text=Left("error_text", HISTORY_TEXT + 1))
-        .defer("error_text")[:HISTORY_ROWS]
-    )
-    traced = next((one for one in occurrences if one.traceback_id), None)
-    text = _traceback_head(traced) if traced is not None else ""
-    url = ""
-    if traced is not None:
-        url = reverse("admin:ops_deadletters_deadletter_traceback", args=[letter.id, traced.id], current_app=site)
+    known = history_of(letter, runs, longest=LONGEST_TEXT + 1)
+    text, url = _traceback_head(known), ""
+    if known.traced is not None:
+        url = reverse("admin:ops_deadletters_deadletter_traceback", args=[letter.id, known.traced], current_app=site)
     return {
         "letter": letter,
-        "history": history_of(letter, runs, occurrences),
-        "attempt_words": attempt_words(letter, occurrences),
-        "history_limit": HISTORY_ROWS,
+        "history": history_rows(letter, runs, known),
+        "attempt_words": attempt_words(letter, known.finals),
+        "history_limit": MOST_FAILURES,
         "traceback": text,
         "traceback_lines": len(text.splitlines()),
         "traceback_url": url,
@@ -387,38 +395,31 @@ def job_context(letter: DeadLetter, runs: Mapping[str, str], *, site: str) -> di
     }
 
 
-def _traceback_head(occurrence: Occurrence) -> str:
-    """Return the newest traceback, one character more of it than a page shows."""
-    stored = TracebackText.objects.filter(digest=occurrence.traceback_id)
-    head: str = stored.annotate(head=Left("text", LONGEST_TEXT + 1)).values_list("head", flat=True).get()
-    if len(head) > LONGEST_TEXT or head.endswith("\n"):
+def _traceback_head(known: JobHistory) -> str:
+    """Return the newest traceback, one character more of it than a page shows; without its error it ends in that."""
+    head = known.traceback
+    if not head or len(head) > LONGEST_TEXT or head.endswith("\n"):
         return head
-    return f"{head}{cast(Any, occurrence).short_text}\n"
+    error = next((one.short_text for one in known.finals if one.id == known.traced), "")
+    return f"{head}{error}\n"
 
 
-def attempt_words(letter: DeadLetter, occurrences: Sequence[Occurrence] = ()) -> str:
+def attempt_words(letter: DeadLetter, finals: Sequence[KnownFailure] = ()) -> str:
     """Return how many attempts a job has had: in all runs if all their failures are given, else in the last one."""
     runs = letter.occurrence_count
-    if 1 < len(occurrences) < HISTORY_ROWS:
-        return f"{thousands(sum(one.retries + 1 for one in occurrences))} attempts in {len(occurrences)} runs"
+    if 1 < len(finals) < MOST_FAILURES:
+        return f"{thousands(sum(one.retries + 1 for one in finals))} attempts in {len(finals)} runs"
     last = f"{thousands(letter.attempts)} attempt{'' if letter.attempts == 1 else 's'}"
     return f"{last} in the last of {thousands(runs)} runs" if runs > 1 else last
 
 
-def history_of(letter: DeadLetter, runs: Mapping[str, str], occurrences: Sequence[Occurrence]) -> list[HistoryRow]:
+def history_rows(letter: DeadLetter, runs: Mapping[str, str], known: JobHistory) -> list[HistoryRow]:
     """Return every run that is known to have ended badly, newest first, those that Celery retried included."""
-    known = {*runs, *(one.task_id for one in occurrences)} - {""}
-    attempts = (
-        Attempt.objects.filter(tenant=letter.tenant, source=letter.source, task_id__in=sorted(known)[:HISTORY_ROWS])
-        .annotate(short_text=Left("error_text", HISTORY_TEXT + 1))
-        .defer("error_text")
-        .order_by("-happened_at", "-id")[:HISTORY_ROWS]
-    )
     rows = [
-        *(_of_attempt(one, letter, runs) for one in attempts),
-        *(_of_occurrence(one, letter, runs) for one in occurrences),
+        *(_of_attempt(one, letter, runs) for one in known.attempts),
+        *(_of_occurrence(one, letter, runs) for one in known.finals),
     ]
-    return sorted(rows, key=lambda row: (row.at, row.attempt), reverse=True)[:HISTORY_ROWS]
+    return sorted(rows, key=lambda row: (row.at, row.attempt), reverse=True)[:MOST_FAILURES]
 
 
 def _facts(letter: DeadLetter) -> list[tuple[str, str]]:
@@ -454,28 +455,28 @@ def _facts(letter: DeadLetter) -> list[tuple[str, str]]:
     return [(name, value) for name, value in pairs if value]
 
 
-def _of_attempt(one: Attempt, letter: DeadLetter, runs: Mapping[str, str]) -> HistoryRow:
+def _of_attempt(one: KnownFailure, letter: DeadLetter, runs: Mapping[str, str]) -> HistoryRow:
     took = "" if one.duration_ms is None else f"{one.duration_ms / 1000:.1f} s"
     run = runs.get(one.task_id, "")
-    return _history_row(one, letter, what="Failed, retried by Celery", took=took, is_exact=True, run=run)
+    return _history_row(one, letter, what="Failed, retried by Celery", took=took, run=run)
 
 
-def _of_occurrence(one: Occurrence, letter: DeadLetter, runs: Mapping[str, str]) -> HistoryRow:
+def _of_occurrence(one: KnownFailure, letter: DeadLetter, runs: Mapping[str, str]) -> HistoryRow:
     what = "Repair failed" if one.repair_id else "Failed for good"
     if one.is_late:
         what = f"{what} (before it was closed; reported late)"
     run = runs.get(one.task_id) or ("a repair" if one.repair_id else "")
-    return _history_row(one, letter, what=what, took="", is_exact=one.is_exact, run=run)
+    return _history_row(one, letter, what=what, took="", run=run)
 
 
-def _history_row(one: Any, letter: DeadLetter, *, what: str, took: str, is_exact: bool, run: str) -> HistoryRow:
+def _history_row(one: KnownFailure, letter: DeadLetter, *, what: str, took: str, run: str) -> HistoryRow:
     return HistoryRow(
         at=one.happened_at,
         what=what,
         attempt=one.retries + 1,
         took=took,
         error_class=one.error_class,
-        error_text=one.short_text if len(one.short_text) <= HISTORY_TEXT else f"{one.short_text[:HISTORY_TEXT]}…",
+        error_text=one.error_text,
         outcome=OUTCOME_WORDS.get(one.outcome_class, one.outcome_class),
         tone=OUTCOME_TONES.get(one.outcome_class, "grey"),
         reason=one.outcome_reason,
@@ -483,7 +484,7 @@ def _history_row(one: Any, letter: DeadLetter, *, what: str, took: str, is_exact
         release=one.release,
         is_the_reason=letter.outcome_class == OutcomeClass.AMBIGUOUS
         and (one.outcome_class, one.outcome_reason) == (letter.outcome_class, letter.outcome_reason),
-        is_exact=is_exact,
+        is_exact=one.is_exact,
         run=run,
     )
 

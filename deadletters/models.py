@@ -103,6 +103,9 @@ class DeadLetter(models.Model):
             models.Index(F("state"), F("last_seen_at").desc(), F("id").desc(), name="ops_letter_state_newest"),
             models.Index(F("tenant"), F("last_seen_at").desc(), F("id").desc(), name="ops_letter_tenant_newest"),
             models.Index(
+                F("tenant"), F("state"), F("last_seen_at").desc(), F("id").desc(), name="ops_letter_tenant_state"
+            ),
+            models.Index(
                 F("incident"), F("state"), F("last_seen_at").desc(), F("id").desc(), name="ops_letter_of_incident"
             ),
             models.Index(

@@ -29,6 +29,14 @@ class DeadLetterQuerySet(Searchable, ScopedQuerySet):
         """Letters that wait for a decision or for a repair's answer: what no resolved incident may hide."""
         return self.filter(self.is_unresolved())
 
+    def waiting(self) -> DeadLetterQuerySet:
+        """Unresolved letters that wait for a decision, found by way of the incidents that are not closed.
+
+        The states of the incident are named, so that their index leads to the letters: one that was closed with its
+        incident stays open in its own state, so that there may be a million of those to pass over.
+        """
+        return self.filter(state="open", episode=F("incident__episode"), incident__state__in=("open", "acknowledged"))
+
     def resolved(self) -> DeadLetterQuerySet:
         return self.exclude(self.is_unresolved())
 

@@ -112,6 +112,7 @@ class _Recording:
         self.closed_at: dict[tuple[UUID, int], datetime] = {}
         self.opened: set[UUID] = set()
         self.reopened: dict[UUID, str] = {}
+        self.relieved: dict[UUID, str] = {}  # who had what has opened again
         self.changed: set[UUID] = set()
         self.messages: list[tuple[Failure, UUID, bytes]] = []
 
@@ -329,7 +330,7 @@ class _Recording:
             reason = "recurred"
         incident.severity = max(incident.severity, int(failure.severity))
         if reason and incident.state == IncidentState.ACKNOWLEDGED:
-            incident.break_acknowledgement(reason)
+            self.relieved[incident.id] = incident.break_acknowledgement(reason)
             self.reopened[incident.id] = reason
 
     def _add_to_letter(self, letter: DeadLetter, failure: Failure) -> bool:
@@ -516,7 +517,7 @@ class _Recording:
             if incident_id not in self.changed:
                 continue
             reason = self.reopened.get(incident_id, "")
-            events.append(incident_event(incident, reason, self.now))
+            events.append(incident_event(incident, reason, self.now, held_by=self.relieved.get(incident_id, "")))
         audit.record_many(events, at=self.now)
 
     def _outcome(self, failure: Failure, known: dict[tuple[UUID, str], dict[str, JsonValue]]) -> dict[str, JsonValue]:
@@ -533,15 +534,21 @@ class _Recording:
         return outcome
 
 
-def incident_event(incident: Incident, reason: str, now: datetime) -> AuditEntry:
-    """Return the audit event of an incident that opened ("" as reason) or opened again (C8)."""
+def incident_event(incident: Incident, reason: str, now: datetime, *, held_by: str = "") -> AuditEntry:
+    """Return the audit event of an incident that opened ("" as reason) or opened again (C8).
+
+    ``held_by`` is who had it until then: the row forgets (C1).
+    """
+    outcome: dict[str, JsonValue] = {"episode": incident.episode, "number": incident.number, "reason": reason}
+    if held_by:
+        outcome["heldBy"] = held_by
     return AuditEntry(
         action=INCIDENT_REOPENED if reason else INCIDENT_OPENED,
         operator=SYSTEM,
         capability=SYSTEM_CAPABILITY,
         resource=incident.resource,
         key=f"opened:{incident.id}:{incident.episode}:{reason}:{now.isoformat()}",
-        outcome={"episode": incident.episode, "number": incident.number, "reason": reason},
+        outcome=outcome,
     )
 
 

@@ -9,6 +9,7 @@ from django.db import connections
 from django.db.models import F, IntegerField, Q, Value
 
 from incidents.search import INCIDENT_WORDS, incident_number, typed_id
+from opsconsole.core.bounded import rows_of
 from opsconsole.core.search import Search, TextIndex, is_storable
 from opsconsole.core.search import install as install_index
 
@@ -60,17 +61,18 @@ def named_letters(rows: DeadLetterQuerySet, typed: str, *, by_incident: bool = T
         is_like = connections[rows.db].vendor == "postgresql"
         begins = Q(task_id__startswith=typed) if is_like else Q(task_id__gte=typed, task_id__lt=f"{typed}g")
         ways.append((begins, "By the beginning of the task id, in any state."))
-    first, *others = (
-        rows.order_by().filter(condition).values_list(Value(number, output_field=IntegerField()))
+    asked = [
+        rows.order_by().filter(condition).values_list(Value(number, output_field=IntegerField()))[:1]
         for number, (condition, _told) in enumerate(ways)
-    )
-    way = first.union(*others, all=True)[:1]
-    for (number,) in way:
-        condition, told = ways[number]
-        found = rows.filter(condition)
-        found.search = Search(told=told)
-        return found
-    return None
+    ]
+    # No database promises the parts of a union in their order.
+    number = min((way for (way,) in rows_of(asked)), default=None)
+    if number is None:
+        return None
+    condition, told = ways[number]
+    found = rows.filter(condition)
+    found.search = Search(told=told)
+    return found
 
 
 def install(connection: BaseDatabaseWrapper, *, wanted: bool) -> None:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from django.db import connections
-from django.db.models import BigIntegerField, Case, DateTimeField, F, Q, Sum, Value, When
+from django.db.models import BigIntegerField, Case, DateTimeField, F, Q, QuerySet, Sum, Value, When
 from django.db.models.functions import TruncHour
 
 from deadletters import drainer
-from deadletters.journal.events import MessageState
 from deadletters.models import (
     SETTLED,
     UNSETTLED,
@@ -34,7 +33,7 @@ from grants.operators import Operator
 from grants.reading import authorise_anywhere, authorise_scope
 from incidents.models import UNRESOLVED_STATES, Incident, IncidentState
 from incidents.selectors import find_incident
-from opsconsole.core.bounded import count_alike, moment_of, rows_of, tally
+from opsconsole.core.bounded import count_alike, rows_of_each
 from opsconsole.core.database import database_now
 from opsconsole.core.keyset import Page, Source, read_page
 from opsconsole.core.search import asked
@@ -42,6 +41,8 @@ from opsconsole.core.search import asked
 if TYPE_CHECKING:
     from deadletters.querysets import DeadLetterQuerySet
 
+NO_ID, NO_EPISODE = UUID(int=0), -1
+"""What no incident has: in the place of one in a query that is asked for several."""
 SHOWN_OCCURRENCES = 50
 SHOWN_ATTEMPTS = 100
 COUNTED_LETTERS = 1_000
@@ -186,11 +187,10 @@ class Hourly:
     is_capped: bool
 
 
-def failures_per_hour(incident: Incident, since: datetime) -> Hourly:
-    """Count an incident's final failures by hour; one query, which looks at 50,000 rows at most."""
-    of_jobs = incident.letter_count > EACH_FAILURE
+def hourly_rows(incident: Incident, since: datetime) -> tuple[QuerySet[Any], str]:
+    """Return an incident's final failures, 50,000 at most, and the expression by which they are counted: the hour."""
     rows: Any
-    if of_jobs:
+    if incident.letter_count > EACH_FAILURE:
         rows = DeadLetter.objects.filter(incident_id=incident.id, last_seen_at__gte=since)
         rows = rows.annotate(moment=F("last_seen_at"))
     else:
@@ -199,10 +199,14 @@ def failures_per_hour(incident: Incident, since: datetime) -> Hourly:
     is_postgresql = connections[rows.db].vendor == "postgresql"
     # SQLite has times as text, in UTC.
     hour = "to_char(moment AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24')" if is_postgresql else "substr(moment, 1, 13)"
-    counts = tally(rows.values("moment")[:HOURLY_ROWS], hour)
+    return rows.values("moment")[:HOURLY_ROWS], hour
+
+
+def hourly_of(incident: Incident, counts: Mapping[str, int]) -> Hourly:
+    """Return what was counted, by the hour as text."""
     return Hourly(
         counts={datetime.strptime(text, "%Y-%m-%d %H").replace(tzinfo=UTC): n for text, n in counts.items()},
-        of_jobs=of_jobs,
+        of_jobs=incident.letter_count > EACH_FAILURE,
         is_capped=sum(counts.values()) >= HOURLY_ROWS,
     )
 
@@ -232,18 +236,15 @@ def open_jobs_of(incidents: Sequence[Incident], most: int) -> dict[UUID, OpenJob
     """Return the open jobs of each of the incidents of a list, of each ``most`` at most; one query."""
     listed = [one for one in incidents if not one.is_resolved]
     columns = ("incident_id", "outcome_class", "message_state", "is_set_aside", "queue", "first_seen_at", "job_type")
-    rows = rows_of(
-        [
-            DeadLetter.objects.filter(incident_id=one.id, state=LetterState.OPEN, episode=one.episode).values_list(
-                *columns
-            )[: most + 1]
-            for one in listed
-        ]
-    )
+
+    def of_one(incident_id: UUID, episode: int) -> Any:
+        rows = DeadLetter.objects.filter(incident_id=incident_id, state=LetterState.OPEN, episode=episode)
+        return rows.values_list(*columns)[: most + 1]
+
+    rows = rows_of_each(of_one, (NO_ID, NO_EPISODE), [(one.id, one.episode) for one in listed])
     found: dict[UUID, list[OpenJob]] = {one.id: [] for one in listed}
     for incident_id, outcome, message, set_aside, queue, first_seen_at, job_type in rows:
-        job = OpenJob(outcome, message, bool(set_aside), queue, moment_of(first_seen_at), job_type)
-        found[UUID(str(incident_id))].append(job)
+        found[incident_id].append(OpenJob(outcome, message, set_aside, queue, first_seen_at, job_type))
     return {incident_id: OpenJobs(rows=jobs[:most], is_capped=len(jobs) > most) for incident_id, jobs in found.items()}
 
 
@@ -359,32 +360,58 @@ SPAN_COLUMNS = ("received", "succeeded", "failed", "retried", "ignored", "revoke
 class UnresolvedJobs:
     """Some unresolved failed jobs that are alike in what an overview shows of them."""
 
+    source: str
+    job_type: str
     queue: str
     outcome_class: str
-    is_retrying: bool
-    can_be_sent: bool
+    state: str
+    message_state: str
+    is_set_aside: bool
     count: int
+
+    @property
+    def is_retrying(self) -> bool:
+        return self.state == LetterState.RETRYING
+
+    @property
+    def alike(self) -> tuple[str, ...]:
+        """What they have in common."""
+        return (
+            self.source, self.job_type, self.queue, self.outcome_class, self.state, self.message_state,
+            str(self.is_set_aside),
+        )  # fmt: skip
+
+
+def unresolved_rows(letters: DeadLetterQuerySet) -> DeadLetterQuerySet:
+    """Return the unresolved ones of ``letters``.
+
+    The states of the incident are named, so that their index leads to the letters: "not resolved" would be answered by
+    a look at every incident, and a letter that was closed with its incident stays open in its own state, so that there
+    may be a million of those to pass over.
+    """
+    return letters.filter(state__in=UNSETTLED, episode=F("incident__episode"), incident__state__in=UNRESOLVED_STATES)
 
 
 def count_unresolved(letters: DeadLetterQuerySet, limit: int) -> tuple[list[UnresolvedJobs], bool]:
     """Count unresolved letters by what an overview shows of them, ``limit`` at most; the second value: there are more.
 
-    ``letters`` is what the operator may see. The states of the incident are named, so that their index leads to the
-    letters: "not resolved" would be answered by a look at every incident, and a letter that was closed with its
-    incident stays open in its own state, so that there may be a million of those to pass over.
+    ``letters`` is what the operator may see.
     """
-    rows = letters.filter(state__in=UNSETTLED, episode=F("incident__episode"), incident__state__in=UNRESOLVED_STATES)
-    columns = ("queue", "outcome_class", "state", "message_state", "is_set_aside")
-    found = count_alike(rows, columns, limit + 1)
+    columns = ("source", "job_type", "queue", "outcome_class", "state", "message_state", "is_set_aside")
     counted = [
         UnresolvedJobs(
+            source=source,
+            job_type=job_type,
             queue=queue,
             outcome_class=outcome,
-            is_retrying=state == LetterState.RETRYING,
-            can_be_sent=message == MessageState.FULL and not set_aside,
+            state=state,
+            message_state=message,
+            is_set_aside=bool(set_aside),
             count=count,
         )
-        for queue, outcome, state, message, set_aside, count in found
+        for source, job_type, queue, outcome, state, message, set_aside, count in count_alike(
+            unresolved_rows(letters), columns, limit + 1
+        )
     ]
     return counted, sum(one.count for one in counted) > limit
 

@@ -58,6 +58,55 @@ def actions_on(operator: Operator, actions: Iterable[Action], resource: Resource
     return frozenset(action for action in asked if action.value in found)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """What an operator may do, told by one query: at all (``held``), to ``resource`` (``on_it``), and which rows.
+
+    ``tenant_wide`` may be done to everything of the resource's tenant. ``plan`` is for lists of one action's rows.
+    """
+
+    resource: Resource
+    held: frozenset[Action]
+    on_it: frozenset[Action]
+    tenant_wide: frozenset[Action]
+    plan: sql.Plan
+
+    def of(self, actions: Iterable[Action], resource: Resource) -> frozenset[Action] | None:
+        """Return what ``actions_on`` would return, or None where another query has to tell."""
+        asked = frozenset(actions) & self.held
+        if _scope(resource) == _scope(self.resource):
+            return asked & self.on_it
+        if not asked or (asked <= self.tenant_wide and resource.tenant == self.resource.tenant):
+            return asked
+        return None
+
+
+def access_of(operator: Operator, action: Action, resource: Resource) -> Access:
+    """Return what ``held_actions``, ``actions_on`` and the plan of ``action`` say of one operator, with one query."""
+    actions = frozenset(Action)
+    if operator.kind is OperatorKind.SYSTEM:
+        everything = sql.Plan(True, (), ())
+        return Access(resource=resource, held=actions, on_it=actions, tenant_wide=actions, plan=everything)
+    if operator.user_id is None:
+        nothing: frozenset[Action] = frozenset()
+        return Access(resource=resource, held=nothing, on_it=nothing, tenant_wide=nothing, plan=sql.Plan(False, (), ()))
+    is_storable = sql.storable(resource)
+    found = sql.find_access(connection, operator, action, resource if is_storable else Resource(tenant=""))
+    named = operator.token_actions if operator.kind is OperatorKind.TOKEN else actions
+    covered = frozenset(one for one in actions if is_storable and token_covers(operator, one, resource))
+    return Access(
+        resource=resource,
+        held=frozenset(one for one in actions if one.value in found.held) & (named or frozenset()),
+        on_it=frozenset(one for one in covered if one.value in found.covering),
+        tenant_wide=frozenset(one for one in covered if one.value in found.tenant_wide),
+        plan=found.plan,
+    )
+
+
+def _scope(resource: Resource) -> tuple[str, str, str, str]:
+    return resource.tenant, resource.actor_type, resource.actor_id, resource.command_id
+
+
 def holds(operator: Operator, action: Action) -> bool:
     """Say whether ``operator`` may do ``action`` to anything at all, for the sake of a menu entry."""
     return action in held_actions(operator)

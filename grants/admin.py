@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -48,6 +48,7 @@ from grants.selectors import (
 )
 from grants.service import record_denial
 from grants.targets import NOWHERE
+from grants.words import MAY, audit_words, target_words
 from opsconsole.core.admin import (
     CONFIGURATION,
     Cell,
@@ -65,11 +66,10 @@ DEFAULT_LENGTH = timedelta(days=7)
 LONGEST_OUTCOME = 20_000
 MOST_COLUMNS = 8
 """Tenants that the table of somebody's permissions has room for; the question can name another one."""
-TARGET_WORDS = {"dead_letter": "failed job", "repair": "repair", "incident": "incident"}
 TARGET_PAGES = {
     "dead_letter": "admin:ops_deadletters_deadletter_page",
     "incident": "admin:ops_incidents_incident_page",
-    "repair": "admin:ops_repairs_repairaction_page",
+    "repair_action": "admin:ops_repairs_repairaction_page",
 }
 """Pages of the apps above, which this one knows by name alone."""
 EXPORTED_AT_ONCE = 1_000
@@ -151,8 +151,8 @@ class AuditEventAdmin(OperatorAdmin):
         return f"{row.operator_name} ({row.operator_kind})"
 
     @admin.display(description="Action")
-    def what(self, row: AuditEvent) -> str:
-        return row.action
+    def what(self, row: AuditEvent) -> Cell:
+        return Cell(main=audit_words(row.action, row.verdict).capitalize(), second=row.action)
 
     @admin.display(description="Verdict")
     def verdict(self, row: AuditEvent) -> str:
@@ -164,8 +164,7 @@ class AuditEventAdmin(OperatorAdmin):
 
     @admin.display(description="On")
     def target(self, row: AuditEvent) -> Cell:
-        what = TARGET_WORDS.get(row.target_type, row.target_type)
-        return Cell(main=f"{what} {row.target_id}".strip(), url=self.target_url(row))
+        return Cell(main=f"{target_words(row.target_type)} {row.target_id}".strip(), url=self.target_url(row))
 
     @admin.display(description="Reason")
     def reason(self, row: AuditEvent) -> str:
@@ -217,18 +216,20 @@ class AuditEventAdmin(OperatorAdmin):
                 target_type="audit_event",
                 target_id=str(event.id),
             )
-        require_readable(operator_of(request), Action.AUDIT_READ, scope)
+        require_readable(request, Action.AUDIT_READ, scope)
         if event is None:
             raise Http404
         audit_reading_of_trail(operator_of(request), event.tenant)
         facts = [
             (field.verbose_name, getattr(event, field.attname))
             for field in AuditEvent._meta.concrete_fields
-            if field.attname not in ("outcome", "leaf_version")
+            if field.attname not in ("outcome", "leaf_version", "target_type")
         ]
+        facts.insert(0, ("what", f"{event.operator_name} {audit_words(event.action, event.verdict)}"))
+        facts.insert(1, ("done to", target_words(event.target_type)))
         context = self.page_context(
             request,
-            f"{event.action} by {event.operator_name}",
+            f"{event.operator_name} {audit_words(event.action, event.verdict)}",
             event=event,
             target_url=self.target_url(event),
             facts=[(name, when(value) if hasattr(value, "isoformat") else value) for name, value in facts],
@@ -290,6 +291,11 @@ def _end_from_now() -> Any:
     return (timezone.now() + DEFAULT_LENGTH).replace(second=0, microsecond=0)
 
 
+def _choices(actions: Collection[Action] | type[Action]) -> list[tuple[str, str]]:
+    """Return permissions to choose from, each with what it allows."""
+    return [(one.value, f"{MAY[one].capitalize()} ({one.value})") for one in Action if one in actions]
+
+
 class GrantForm(forms.Form):
     """One permission for one user or one group."""
 
@@ -306,7 +312,7 @@ class GrantForm(forms.Form):
     def __init__(self, *args: Any, actions: Any = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         field: Any = self.fields["action"]
-        field.choices = [("", "Choose…"), *((one.value, one.value) for one in Action if one in actions)]
+        field.choices = [("", "Choose…"), *_choices(actions)]
 
     def clean(self) -> dict[str, Any]:
         """Refuse two names, and none; who they are is asked only once it is clear that the asker may know."""
@@ -326,9 +332,7 @@ class ExplainForm(forms.Form):
     """A question about somebody's permissions; asking changes nothing."""
 
     user = forms.CharField(max_length=NAME_LENGTH, label="May")
-    action = forms.ChoiceField(
-        required=False, choices=[("", "…"), *((one.value, one.value) for one in Action)], label="do"
-    )
+    action = forms.ChoiceField(required=False, choices=[("", "…"), *_choices(Action)], label="do")
     tenant = forms.CharField(required=False, max_length=NAME_LENGTH, label="on tenant")
     actor_type = forms.CharField(required=False, max_length=NAME_LENGTH, label="actor type")
     actor_id = forms.CharField(required=False, max_length=ID_LENGTH, label="actor id")
@@ -544,7 +548,7 @@ class TokenForm(forms.Form):
     def __init__(self, *args: Any, held: Any = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         field: Any = self.fields["actions"]
-        field.choices = [(one.value, one.value) for one in Action if one in held]
+        field.choices = _choices(held)
 
 
 class TokenAdmin(OperatorAdmin):

@@ -81,6 +81,17 @@ def replayed(
     return found
 
 
+def has_key(*, key: str, action: str, operator: Operator, target_id: str) -> bool:
+    """Say whether this operator has done that to a target under this key before, whatever the answer was."""
+    return AuditEvent.objects.filter(
+        operator_kind=operator.kind,
+        operator_id=operator.id,
+        action=action,
+        idempotency_key=stored_key(key),
+        target_id=target_id,
+    ).exists()
+
+
 def record(
     *,
     action: str,

@@ -46,6 +46,22 @@ class AccessDenied(OpsError):
         self.resource = resource
 
 
+class SavedViewInvalid(OpsError):
+    """A view has a name of 1 to 60 characters without control characters, and an address of at most 2,000."""
+
+    code = "saved_view_invalid"
+    status = 400
+    message = "Give the view a name of 1 to 60 characters; what it filters by may be 2,000 characters long."
+
+
+class TooManySavedViews(OpsError):
+    """Delete one that is not used any more."""
+
+    code = "too_many_saved_views"
+    status = 409
+    message = "You have {most} saved views of this list already. Delete one first."
+
+
 class IdempotencyKeyMissing(OpsError):
     """A mutation came without its key; send ``Idempotency-Key`` with a new value for each intent."""
 

@@ -33,6 +33,8 @@ from opsconsole.core.ids import new_id
 NAME_LENGTH = 200  # of tenants, actor types, actions and operator kinds
 ID_LENGTH = 255  # of actors, commands, targets and operators
 REASON_LENGTH = 500
+VIEW_NAME_LENGTH = 60
+QUERY_LENGTH = 2_000
 SCOPE_FIELDS = ("tenant", "actor_type", "actor_id", "command_id")
 
 
@@ -285,6 +287,27 @@ class AuditEvent(models.Model):
         """The outcome as a value: what a replay answers with."""
         value: JsonValue = json.loads(self.outcome)
         return value
+
+
+class SavedView(models.Model):
+    """A list of the console as somebody wants to see it again: its filters and its search, under a name of theirs."""
+
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")
+    list_slug = models.CharField(max_length=40)  # the part of the address that stands for the list
+    name = models.CharField(max_length=VIEW_NAME_LENGTH)
+    query = models.CharField(max_length=QUERY_LENGTH, blank=True)  # as the address has it, without a place in the list
+
+    objects: ClassVar[models.Manager[SavedView]] = models.Manager()
+
+    class Meta:
+        default_permissions = ()
+        constraints = [
+            models.UniqueConstraint(fields=["user", "list_slug", "name"], name="ops_saved_view_once"),
+            models.CheckConstraint(condition=no_empty("list_slug", "name"), name="ops_saved_view_named"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.list_slug})"
 
 
 class ApiTokenManager(models.Manager["ApiToken"]):

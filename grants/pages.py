@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NoReturn, cast
+from urllib.parse import urlencode
 from uuid import UUID
 
 from django import forms
@@ -18,19 +19,25 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, URLResolver, path, reverse
 
 from grants import audit
-from grants.access import actions_on, can, find_capability, held_actions
+from grants.access import Access, access_of, actions_on, can
 from grants.actions import Action
 from grants.errors import AccessDenied
 from grants.operators import Operator
 from grants.reading import authorise_read_of
 from grants.resources import ANY, Resource
+from grants.saved_views import delete_view, save_view, saved_views
+from grants.selectors import plan_of
 from grants.service import record_denial
+from grants.sql import Plan
 from grants.targets import NOWHERE
-from opsconsole.core.admin import KeysetAdmin
+from opsconsole.core.admin import CURSOR, KeysetAdmin, KeysetChangeList
 from opsconsole.core.errors import OpsError
 from opsconsole.core.ids import new_id
 
 MOST_SELECTED = 1_000
+SAVE_VIEW, DELETE_VIEW = "save_view", "delete_view"
+LONGEST_ID = 18
+"""Digits of a number that every database can compare with a key."""
 
 
 def operator_of(request: HttpRequest) -> Operator:
@@ -42,27 +49,41 @@ def operator_of(request: HttpRequest) -> Operator:
     return found
 
 
-def held_by(request: HttpRequest) -> frozenset[Action]:
-    """Return what the asking operator may do to anything at all: asked once per request, for menus."""
-    found: frozenset[Action] | None = getattr(request, "_ops_held", None)
-    if found is None:
-        found = held_actions(operator_of(request))
-        cast(Any, request)._ops_held = found
+def access_to(request: HttpRequest, resource: Resource) -> Access:
+    """Look up what the asking operator may do to ``resource``, and keep it for what else the request asks."""
+    found = access_of(operator_of(request), Action.INSPECT, resource)
+    cast(Any, request)._ops_access = found
     return found
+
+
+def access_by(request: HttpRequest) -> Access:
+    """Return what this request was told last of the asking operator's grants; asked once, of no resource, for lists."""
+    found: Access | None = getattr(request, "_ops_access", None)
+    return access_to(request, NOWHERE) if found is None else found
+
+
+def held_by(request: HttpRequest) -> frozenset[Action]:
+    """Return what the asking operator may do to anything at all, for menus."""
+    return access_by(request).held
+
+
+def seen_by(request: HttpRequest, action: Action) -> Plan:
+    """Return which rows the asking operator may see by ``action``, for ``visible_to``."""
+    return access_by(request).plan if action is Action.INSPECT else plan_of(operator_of(request), action)
 
 
 require = authorise_read_of
 """What a page asks before it shows how something would be changed: the same as a service, without its transaction."""
 
 
-def require_readable(by: Operator, action: Action, scope: Resource | None) -> None:
+def require_readable(request: HttpRequest, action: Action, scope: Resource | None) -> None:
     """Raise ``Http404`` unless ``action`` reads what an opaque id named (None: nothing); a refusal is audited.
 
     What is not there is asked about like anything else, so that the answer says no more and takes no less time.
     """
     asked = NOWHERE if scope is None else scope
-    if find_capability(by, action, asked) is None:
-        record_denial(by, action, asked)
+    if action not in access_to(request, asked).on_it:
+        record_denial(operator_of(request), action, asked)
         raise Http404
     if scope is None:
         raise Http404
@@ -96,9 +117,16 @@ class Allowed:
         ]
 
 
-def allowed(by: Operator, resource: Resource, actions: Iterable[Action]) -> Allowed:
-    """Return which of ``actions`` are allowed on ``resource``, for the sake of buttons; nothing is audited."""
-    return Allowed(actions=actions_on(by, actions, resource), tenant=resource.tenant)
+def allowed(request: HttpRequest, resource: Resource, actions: Iterable[Action]) -> Allowed:
+    """Return which of ``actions`` are allowed on ``resource``, for the sake of buttons; nothing is audited.
+
+    Most often the request knows already: only for who may do a thing to a part of a tenant it is asked again.
+    """
+    listed = tuple(actions)
+    found = access_by(request).of(listed, resource)
+    if found is None:
+        found = actions_on(operator_of(request), listed, resource)
+    return Allowed(actions=found, tenant=resource.tenant)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +179,12 @@ def posted_ids(values: Iterable[str]) -> tuple[list[UUID], int]:
     return list(found), bad
 
 
+def view_query(request: HttpRequest) -> str:
+    """Return what a saved view keeps of a list's address: its filters and its search, not the place in the list."""
+    kept = sorted((name, value) for name, values in request.GET.lists() for value in values if value or name != "q")
+    return urlencode([pair for pair in kept if pair[0] not in (CURSOR, "e", "p")])
+
+
 class OperatorAdmin(KeysetAdmin):
     """Rows that an operator sees as far as their grants go; superusers have no bypass.
 
@@ -160,6 +194,8 @@ class OperatorAdmin(KeysetAdmin):
     action: ClassVar[Action] = Action.INSPECT
     pages: ClassVar[tuple[tuple[str, str, str], ...]] = ()
     menu_order: ClassVar[int] = 50
+    has_saved_views: ClassVar[bool] = False
+    """Whether operators may keep views of their own of this list."""
 
     def has_module_permission(self, request: HttpRequest) -> bool:
         """Say whether the menu has this list."""
@@ -174,7 +210,7 @@ class OperatorAdmin(KeysetAdmin):
     def get_queryset(self, request: HttpRequest) -> Any:
         """Return the rows that this operator may see."""
         model: Any = self.model
-        return model._default_manager.visible_to(operator_of(request), self.action)
+        return model._default_manager.visible_to(operator_of(request), self.action, plan=seen_by(request, self.action))
 
     # -- addresses -----------------------------------------------------------------------------------------------------
 
@@ -221,11 +257,39 @@ class OperatorAdmin(KeysetAdmin):
         raise AccessDenied(operator=by, action=self.action, resource=asked)
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:  # noqa: ARG002
-        """Answer with the list; a POST is an action on selected rows."""
+        """Answer with the list; a POST is an action on selected rows, or saves or deletes a view of one's own."""
         self.require_list(request)
-        if request.method == "POST":
-            return self.act_on_selected(request)
-        return self.show_list(request)
+        if request.method != "POST":
+            return self.show_list(request)
+        if self.has_saved_views and {SAVE_VIEW, DELETE_VIEW} & set(request.POST):
+            return self.keep_view(request)
+        return self.act_on_selected(request)
+
+    def list_context(self, request: HttpRequest, cl: KeysetChangeList) -> dict[str, Any]:
+        """Add the views that this operator has saved of the list."""
+        context = super().list_context(request, cl)
+        if not self.has_saved_views:
+            return context
+        here = view_query(request)
+        views = [(one, one.query == here) for one in saved_views(operator_of(request), self.slug)]
+        return {**context, "saved_views": views, "saves_views": True}
+
+    def keep_view(self, request: HttpRequest) -> HttpResponse:
+        """Save the filters and the search of the address under the posted name, or delete a saved view."""
+        by = operator_of(request)
+        try:
+            if SAVE_VIEW in request.POST:
+                name = request.POST.get("view_name", "")
+                view = save_view(by=by, list_slug=self.slug, name=name, query=view_query(request))
+                messages.success(request, f"This view is saved as “{view.name}”.")
+            else:
+                view_id = request.POST[DELETE_VIEW]
+                is_id = view_id.isascii() and view_id.isdigit() and len(view_id) <= LONGEST_ID
+                is_gone = is_id and delete_view(by=by, list_slug=self.slug, view_id=int(view_id))
+                messages.success(request, "The view is deleted." if is_gone else "There is no such view any more.")
+        except OpsError as refusal:
+            messages.error(request, refusal.detail)
+        return HttpResponseRedirect(request.get_full_path())
 
     def act_on_selected(self, request: HttpRequest) -> HttpResponse:
         """Refuse: this list has no actions, whatever the form says (ADM-01)."""

@@ -373,15 +373,15 @@ def _why_not_by_grants(grants: Sequence[HeldGrant], action: Action, resource: Re
         yield f"{len(misses) - EXPLAINED_GRANTS} more permissions for this action don't cover it either."
 
 
-def tenants_named(operator: Operator, action: Action, limit: int) -> list[str] | None:
+def tenants_named(operator: Operator, action: Action, limit: int, *, plan: sql.Plan | None = None) -> list[str] | None:
     """Return the tenants that live grants of ``action`` name, ``limit`` at most; None if one covers every tenant.
 
     ``*`` stands among them for a grant that names no tenant and covers but some of each one's rows: it opens every
-    tenant's list, and says nothing about which tenants there are.
+    tenant's list, and says nothing about which tenants there are. ``plan`` is that of ``action``, where it is known.
     """
     if operator.user_id is None:
         return None if operator.kind is OperatorKind.SYSTEM else []
-    plan = sql.plan_for(connection, operator, action)
+    plan = sql.plan_for(connection, operator, action) if plan is None else plan
     if plan.everything:
         return None
     if not plan.shapes:

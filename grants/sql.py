@@ -124,23 +124,30 @@ class Plan:
 
 
 TENANTS_NAMED = 100
+# Two sources have at most six narrowed shapes each, and one row for every tenant: a limit, which guards against someone
+# with thousands of tenants, can only cut off whole tenants.
+_PLAN_ROWS = 2 * (6 + 1 + TENANTS_NAMED + 1)
+_WILDCARDS = (
+    "CASE WHEN tenant = '*' THEN 1 ELSE 0 END AS t, CASE WHEN actor_type = '*' THEN 1 ELSE 0 END AS y,"
+    " CASE WHEN actor_id = '*' THEN 1 ELSE 0 END AS i, rank"
+)
 
 
 def plan_for(connection: BaseDatabaseWrapper, operator: Operator, action: Action) -> Plan:
     """Return what ``operator`` holds of ``action``, with one query."""
     select = (
         "SELECT DISTINCT CASE WHEN actor_type <> '*' OR actor_id <> '*' THEN 0 WHEN tenant = '*' THEN 1 ELSE 2 END"
-        " AS place, CASE WHEN actor_type = '*' AND actor_id = '*' THEN tenant ELSE '' END AS whole,"
-        " CASE WHEN tenant = '*' THEN 1 ELSE 0 END AS t, CASE WHEN actor_type = '*' THEN 1 ELSE 0 END AS y,"
-        " CASE WHEN actor_id = '*' THEN 1 ELSE 0 END AS i, rank"
+        f" AS place, CASE WHEN actor_type = '*' AND actor_id = '*' THEN tenant ELSE '' END AS whole, {_WILDCARDS}"
     )
-    # Two sources have at most six narrowed shapes each, and one row for every tenant: the limit, which guards against
-    # someone with thousands of tenants, can only cut off whole tenants.
-    limit = f"ORDER BY place LIMIT {2 * (6 + 1 + TENANTS_NAMED + 1)}"
+    limit = f"ORDER BY place LIMIT {_PLAN_ROWS}"
     statement = _statement(connection.vendor, select, FOR_LISTS, operator.kind is OperatorKind.TOKEN, limit)
     with connection.cursor() as cursor:
         cursor.execute(statement, {**grants_parameters(connection, operator), "action": action.value})
-        rows = cursor.fetchall()
+        return _plan(cursor.fetchall())
+
+
+def _plan(rows: Sequence[Sequence[Any]]) -> Plan:
+    """Return the plan that rows of place, whole tenant, its three wildcards and rank make."""
     if any(place == 1 for place, *_ in rows):
         return Plan(True, (), ())
     shapes = [
@@ -150,6 +157,47 @@ def plan_for(connection: BaseDatabaseWrapper, operator: Operator, action: Action
     if len(tenants) <= TENANTS_NAMED:
         return Plan(False, tuple(tenants), tuple(shapes))
     return Plan(False, (), (*shapes, Shape("user", False, True, True), Shape("group", False, True, True)))
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What one look at an operator's grants tells; actions are named as they are stored.
+
+    ``covering`` cover the resource that was asked about, ``tenant_wide`` everything else of its tenant as well.
+    """
+
+    held: frozenset[str]
+    covering: frozenset[str]
+    tenant_wide: frozenset[str]
+    plan: Plan
+
+
+def find_access(connection: BaseDatabaseWrapper, operator: Operator, action: Action, resource: Resource) -> Found:
+    """Return what ``operator`` holds at all and on ``resource``, and the plan of ``action``, with one query.
+
+    The resource has to be ``storable``.
+    """
+    covers, is_listed = COVERS_RESOURCE.replace("g.", ""), FOR_LISTS.replace("g.", "")
+    is_narrowed = "actor_type <> '*' OR actor_id <> '*'"
+    select = (
+        f"SELECT DISTINCT action, CASE WHEN NOT ({covers}) THEN 0 WHEN {is_narrowed} OR command_id <> '*' THEN 1"
+        f" ELSE 2 END AS reach, CASE WHEN NOT ({is_listed}) THEN -1 WHEN {is_narrowed} THEN 0 WHEN tenant = '*' THEN 1"
+        f" ELSE 2 END AS place, CASE WHEN {is_listed} AND NOT ({is_narrowed}) THEN tenant ELSE '' END AS whole,"
+        f" {_WILDCARDS}"
+    )
+    # Only whole tenants can be cut off here as well: what covers the resource, and what is of no list, comes before.
+    limit = f"ORDER BY reach DESC, place LIMIT {_PLAN_ROWS + 3 * 2 * 8 * len(Action)}"
+    statement = _statement(connection.vendor, select, "1 = 1", operator.kind is OperatorKind.TOKEN, limit)
+    parameters = {**_resource_parameters(connection, operator, resource), "action": action.value}
+    with connection.cursor() as cursor:
+        cursor.execute(statement, parameters)
+        rows = cursor.fetchall()
+    return Found(
+        held=frozenset(name for name, *_ in rows),
+        covering=frozenset(name for name, reach, *_ in rows if reach),
+        tenant_wide=frozenset(name for name, reach, *_ in rows if reach == 2),
+        plan=_plan([row[2:] for row in rows if row[2] >= 0]),
+    )
 
 
 def storable(resource: Resource) -> bool:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, TypeVar, cast
 from urllib.parse import urlencode
 from uuid import UUID
@@ -17,10 +17,9 @@ from uuid import UUID
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.views.main import ChangeList
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseNotModified, HttpResponseRedirect, JsonResponse
 from django.template.response import TemplateResponse
-from django.utils import timezone
 
 from grants.actions import Action
 from grants.models import AuditEvent, Verdict
@@ -36,15 +35,24 @@ from grants.pages import (
     posted_key,
     require,
     require_readable,
+    seen_by,
 )
 from grants.resources import ANY
 from grants.selectors import tenants_named
 from incidents import search, sql
 from incidents.errors import IncidentChanged, IncidentNotFound
-from incidents.models import EpisodeEnd, Incident, IncidentState, Severity
-from incidents.services import ACKNOWLEDGED, RESOLVED, acknowledge_incident, resolve_incident
+from incidents.models import Incident, IncidentState, Severity
+from incidents.services import (
+    ACKNOWLEDGED,
+    RELEASED,
+    RESOLVED,
+    acknowledge_incident,
+    release_incident,
+    resolve_incident,
+)
+from incidents.story import END, EVENT, Told, event_parts
+from incidents.visits import is_new_since, last_visit, note_visit
 from opsconsole.core.admin import (
-    MOST_COUNTED,
     Cell,
     ChoiceFilter,
     KeysetChangeList,
@@ -53,9 +61,13 @@ from opsconsole.core.admin import (
     TextFilter,
     again,
     ago,
+    capped,
+    tab_counts,
     thousands,
+    when,
 )
-from opsconsole.core.bounded import capped_counts
+from opsconsole.core.bounded import capped_counts, rows_of
+from opsconsole.core.database import database_now
 from opsconsole.core.errors import OpsError
 from opsconsole.core.ids import new_id
 from opsconsole.core.search import search_context
@@ -63,6 +75,7 @@ from opsconsole.core.search import search_context
 T = TypeVar("T")
 
 STATE_WORDS = {IncidentState.OPEN: "Open", IncidentState.ACKNOWLEDGED: "Taken", IncidentState.RESOLVED: "Closed"}
+REOPENED = "operations.incident_reopened"
 REOPENED_WORDS = {
     "repair_failed": "Repair failed",
     "severity_rose": "Became worse",
@@ -70,11 +83,19 @@ REOPENED_WORDS = {
 }
 AUDIT_WORDS = {
     ACKNOWLEDGED: "took it",
+    RELEASED: "gave it back",
     RESOLVED: "closed it",
     "operations.incident_opened": "opened it",
-    "operations.incident_reopened": "opened it again",
+    REOPENED: "opened it again",
     "operations.incident_retry_applied": "retried jobs of it",
 }
+UNTIL_WORDS = {
+    "repair_failed": "until a repair failed",
+    "severity_rose": "until it became worse",
+    "count_passed": "until there were more failures than agreed",
+    "recurred": "until it failed again",
+}
+"""What ended an acknowledgement (C1)."""
 RESOLUTION_WORDS = {
     "repaired": "repaired",
     "already_done": "it had already happened",
@@ -95,10 +116,15 @@ TABS = {
     "resolved": "Closed",
     "": "All",
 }
-SINCE = "since"
+SINCE, KNOWN = "since", "known"
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+SEEN_LATE = timedelta(minutes=1)
+"""Longer than it takes until others see what a worker records: it reads the clock before it commits."""
 MOST_NEWER = 100
 MOST_TENANTS = 50
 TIMELINE_ROWS = 50
+ENDINGS_SHOWN = 20
 TRIES = 3
 
 
@@ -135,11 +161,6 @@ def state_kind(incident: Incident) -> str:
     return "state-back" if is_back else f"state-{incident.state}"
 
 
-def capped(count: int, most: int) -> str:
-    """Return a count that stopped at ``most``, as a person reads it."""
-    return f"{thousands(most)}+" if count > most else thousands(count)
-
-
 def newer_answer(request: HttpRequest, count: int) -> HttpResponse:
     """Answer a page that asks how many rows are newer: ``count`` stopped at ``MOST_NEWER`` or just beyond."""
     newer = capped(count, MOST_NEWER)
@@ -150,19 +171,45 @@ def newer_answer(request: HttpRequest, count: int) -> HttpResponse:
     return answer
 
 
-def first_id_of(milliseconds: int) -> UUID:
-    """Return the smallest id that a row made at that moment can have (UUID version 7, RFC 9562)."""
-    return UUID(int=((milliseconds & (1 << 48) - 1) << 80) | (7 << 76) | (2 << 62))
+def in_microseconds(moment: datetime) -> int:
+    """Return a moment as an address carries it."""
+    return (moment - EPOCH) // MICROSECOND
 
 
-def repaired_words(incident: Incident) -> str:
-    """Return how many jobs are not repaired; of a closed incident, how many were when it was closed."""
+def asked_since(request: HttpRequest) -> datetime:
+    """Return since when a page asks what is newer; raises ``NotAListParameter`` for what is no moment."""
+    since = request.GET.get(SINCE, "")
+    if re.fullmatch(r"[0-9]{1,16}", since, re.ASCII) is None or "q" in request.GET:
+        raise NotAListParameter("no such time")
+    return EPOCH + int(since) * MICROSECOND
+
+
+def asked_known(request: HttpRequest) -> list[int]:
+    """Return the numbers of the incidents that a page knew of already; raises ``NotAListParameter``."""
+    known = request.GET.get(KNOWN, "")
+    if not known:
+        return []
+    if len(known) > 20 * MOST_NEWER or re.fullmatch(r"[0-9]{1,18}(,[0-9]{1,18})*", known, re.ASCII) is None:
+        raise NotAListParameter("no such incidents")
+    return [int(number) for number in known.split(",")]
+
+
+def read_at(request: HttpRequest) -> datetime:
+    """Return the database's clock, read once for each request (C12)."""
+    found: datetime | None = getattr(request, "_ops_read_at", None)
+    if found is None:
+        found = database_now()
+        cast(Any, request)._ops_read_at = found
+    return found
+
+
+def repaired_words(incident: Incident, ends: Iterable[Told]) -> str:
+    """Return how many jobs are not repaired; of a closed incident, how many were when it was closed (``ends``)."""
     count, noun = incident.letter_count, "job" if incident.letter_count == 1 else "jobs"
     if not incident.is_resolved:
         return f"{thousands(incident.unresolved_count)} of {thousands(count)} {noun} not repaired"
-    end = EpisodeEnd.objects.filter(incident=incident, episode=incident.episode).first()
-    if end is not None and end.unrepaired_count:
-        left = end.unrepaired_count
+    left = next((end.second for end in ends if end.number == incident.episode), 0)
+    if left:
         return f"{thousands(left)} {'job' if left == 1 else 'jobs'} closed without repair"
     # Jobs of an earlier episode may have been left undone, and are counted among its jobs.
     if incident.episode > 1:
@@ -205,6 +252,8 @@ class TimelineLine:
     what: str
     detail: str = ""
     action: str = ""  # as the audit trail names it; "" for what is told from elsewhere
+    held_by: str = ""  # who had it before this
+    reason: str = ""  # the code of why it opened again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +278,8 @@ class TenantFilter(ChoiceFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:  # noqa: ARG002
         """Return the tenants named by grants, or, with a grant over all of them, those that have an incident."""
-        names = tenants_named(operator_of(request), self.action, MOST_TENANTS + 1)
+        plan = seen_by(request, self.action)
+        names = tenants_named(operator_of(request), self.action, MOST_TENANTS + 1, plan=plan)
         found = sorted(names) if names is not None else sql.tenants(Incident.objects.db, MOST_TENANTS + 1)
         # Whose grants cover one actor in every tenant is not told which tenants there are.
         self.is_typed = ANY in found or len(found) > MOST_TENANTS
@@ -305,18 +355,15 @@ class TaskFilter(TextFilter):
         return queryset.none() if "\x00" in self.typed else queryset.filter(job_type=self.typed)
 
 
-class IncidentChangeList(KeysetChangeList):
-    """The page of the list, or, for who only asks how many are newer, its filters without any row."""
+class UnreadChangeList(KeysetChangeList):
+    """The filters of a list without its rows, for who only asks how many are newer."""
 
     def get_filters_params(self, params: Any = None) -> Any:
-        """Return what filters may read: not since when."""
+        """Return what filters may read: not since when, nor what was known then."""
         found = super().get_filters_params(params)
-        found.pop(SINCE, None)
+        for name in (SINCE, KNOWN):
+            found.pop(name, None)
         return found
-
-
-class UnreadChangeList(IncidentChangeList):
-    """The filters of the list without its rows."""
 
     def get_results(self, request: HttpRequest) -> None:  # noqa: ARG002
         """Fetch nothing."""
@@ -351,6 +398,7 @@ class IncidentAdmin(OperatorAdmin):
     menu_label = list_title = "Incidents"
     menu_order = 10
     list_note = "Worst first, then newest."
+    has_saved_views = True
     tab_parameter = StateFilter.parameter_name
     search_label = "Search"
     search_help_text = search.HELP
@@ -372,6 +420,7 @@ class IncidentAdmin(OperatorAdmin):
         ("newer", "newer/", "newer_view"),
         ("page", "<uuid:object_id>/", "page_view"),
         ("take", "<uuid:object_id>/take/", "take_view"),
+        ("release", "<uuid:object_id>/release/", "release_view"),
         ("close", "<uuid:object_id>/close/", "close_view"),
     )
     # -- list ----------------------------------------------------------------------------------------------------------
@@ -387,7 +436,8 @@ class IncidentAdmin(OperatorAdmin):
 
     @admin.display(description="State")
     def state(self, row: Incident) -> Cell:
-        return Cell(pills=[Pill(text=state_words(row), kind=state_kind(row))])
+        new = [Pill(text="New to you", kind="info")] if getattr(row, "is_new", False) else []
+        return Cell(pills=[Pill(text=state_words(row), kind=state_kind(row)), *new])
 
     @admin.display(description="What failed")
     def what(self, row: Incident) -> Cell:
@@ -422,64 +472,72 @@ class IncidentAdmin(OperatorAdmin):
     def get_changelist(self, request: HttpRequest, **_: Any) -> type[ChangeList]:
         """Return the list by key, or its filters alone."""
         asked = request.resolver_match.url_name if request.resolver_match is not None else ""
-        return UnreadChangeList if asked == self.url_name("newer") else IncidentChangeList
+        return UnreadChangeList if asked == self.url_name("newer") else KeysetChangeList
 
     def list_context(self, request: HttpRequest, cl: KeysetChangeList) -> dict[str, Any]:
         """Add what the search says."""
-        cast(Any, request)._ops_filtered = None if cl.query.strip() else self.filtered(request, cl)
+        visit = last_visit(request, operator_of(request), read_at(request))
+        for row in cl.result_list:
+            cast(Any, row).is_new = is_new_since(row, visit)
+        cast(Any, request)._ops_tabs = None if cl.query.strip() else self.rows_of_tabs(request, cl)
         return {**super().list_context(request, cl), **search_context(cl.queryset)}
 
-    def filtered(self, request: HttpRequest, cl: KeysetChangeList) -> Any:
-        """Return the visible incidents as every filter but the tab has them."""
-        rows = self.get_queryset(request)
-        for spec in cast(Any, cl.filter_specs):
-            if not isinstance(spec, StateFilter):
-                rows = spec.queryset(request, rows)
-        return rows
+    def show_list(self, request: HttpRequest) -> HttpResponse:
+        """Answer with the list, and let the browser remember when it was looked at."""
+        response = super().show_list(request)
+        note_visit(request, response, operator_of(request), read_at(request), path=self.url("changelist"))
+        return response
 
     def list_tabs(self, request: HttpRequest) -> list[tuple[str, str, dict[str, str], str | None]]:
         """Return the tabs with how many incidents each has under the other filters: one statement counts for all.
 
         A search would have to be made for each of them; what it finds is not counted.
         """
-        rows, by = cast(Any, request)._ops_filtered, operator_of(request)
-        counts: list[str | None] = [None] * len(TABS)
+        rows, by = cast(Any, request)._ops_tabs, operator_of(request)
+        counts: Sequence[str | None] = [None] * len(TABS)
         if rows is not None:
-            found = capped_counts([in_tab(rows, tab, by) for tab in TABS], MOST_COUNTED)
-            counts = [capped(count, MOST_COUNTED) for count in found]
+            counts = tab_counts([in_tab(rows, tab, by) for tab in TABS])
         return [
             (tab or "all", label, {StateFilter.parameter_name: tab}, count)
             for (tab, label), count in zip(TABS.items(), counts, strict=True)
         ]
 
     def newer_url(self, request: HttpRequest, cl: KeysetChangeList) -> str:
-        """Return where a page asks how many incidents have come to its tab since."""
+        """Return where a page asks how many incidents have come to its tab since, by the database's clock (C12).
+
+        What opened shortly before may be seen only later. So those of the last minute that the page does know are
+        named; where they are too many for an address, what comes late is not told.
+        """
         if cl.query:
             return ""
+        now = read_at(request)
+        rows = cast(Any, request)._ops_tabs.filter(opened_at__gt=now - SEEN_LATE)
+        known = list(rows.order_by().values_list("number", flat=True)[: MOST_NEWER + 1])
         kept = {name: value for name, value in request.GET.items() if self.lookup_allowed(name, str(value), request)}
-        return f"{self.url('newer')}?{urlencode({**kept, SINCE: int(timezone.now().timestamp() * 1_000)})}"
+        asked: dict[str, Any] = {**kept, SINCE: in_microseconds(now)}
+        if len(known) <= MOST_NEWER:
+            asked[KNOWN] = ",".join(map(str, known)) or "0"
+        return f"{self.url('newer')}?{urlencode(asked)}"
 
     def newer_view(self, request: HttpRequest) -> HttpResponse:
         """Answer how many incidents of a tab were opened, or came back, after a page of it was made."""
         self.require_list(request)
-        since = request.GET.get(SINCE, "")
-        if re.fullmatch(r"[0-9]{1,14}", since, re.ASCII) is None:
-            raise NotAListParameter("no such time")
-        first = first_id_of(int(since))
+        since, known = asked_since(request), asked_known(request)
+        newer = Q(opened_at__gt=since)
+        if known:
+            newer |= Q(opened_at__gt=since - SEEN_LATE) & ~Q(number__in=known)
         cl: Any = self.get_changelist_instance(request)
         rows = next(spec for spec in cl.filter_specs if isinstance(spec, StateFilter)).queryset(
-            request, self.filtered(request, cl)
+            request, self.rows_of_tabs(request, cl)
         )
-        came_back = rows.filter(id__lt=first, state=IncidentState.OPEN).exclude(reopened_reason="")
-        came_back = came_back.filter(opened_at__gte=datetime.fromtimestamp(int(since) / 1_000, UTC))
-        return newer_answer(request, sum(capped_counts([rows.filter(id__gte=first), came_back], MOST_NEWER)))
+        return newer_answer(request, sum(capped_counts([rows.filter(newer)], MOST_NEWER)))
 
     # -- page ----------------------------------------------------------------------------------------------------------
 
     def visible(self, request: HttpRequest, incident_id: UUID) -> Incident:
         """Return an incident that this operator may see; raises ``Http404``, audited."""
         found: Incident | None = Incident.objects.filter(id=incident_id).first()
-        require_readable(operator_of(request), Action.INSPECT, None if found is None else found.resource)
+        require_readable(request, Action.INSPECT, None if found is None else found.resource)
         return cast(Incident, found)
 
     def page_view(self, request: HttpRequest, object_id: UUID) -> HttpResponse:
@@ -488,9 +546,16 @@ class IncidentAdmin(OperatorAdmin):
         return TemplateResponse(request, "ops/incident.html", self.incident_context(request, incident))
 
     def incident_context(self, request: HttpRequest, incident: Incident) -> dict[str, Any]:
-        """Return what the page shows; the apps above add their own."""
+        """Return what the page shows; the app above adds its own."""
+        told = [Told(*row) for row in rows_of(event_parts(incident))]
+        return self.told_context(request, incident, told)
+
+    def told_context(self, request: HttpRequest, incident: Incident, told: Sequence[Told]) -> dict[str, Any]:
+        """Return what the page shows of the incident itself; ``told`` are the rows of its ``event_parts``."""
+        ends = [row for row in told if row.part == END]
         by = operator_of(request)
-        may = allowed(by, incident.resource, self.button_actions())
+        may = allowed(request, incident.resource, self.button_actions())
+        timeline = self.timeline(told)
         return self.page_context(
             request,
             f"{incident_name(incident)}: {incident.title}",
@@ -503,9 +568,10 @@ class IncidentAdmin(OperatorAdmin):
             hidden=seen(incident),
             key=str(new_id()),
             may=may,
-            timeline=self.timeline(incident),
-            endings=self.endings(incident),
-            repaired_words=repaired_words(incident),
+            timeline=timeline,
+            lost=lost_words(incident, timeline),
+            endings=self.endings(incident, ends),
+            repaired_words=repaired_words(incident, ends),
             resolution=resolution_words(incident.resolution_code),
             resolution_text=resolution_text(incident.resolution_code, incident.resolution_summary),
         )
@@ -527,6 +593,10 @@ class IncidentAdmin(OperatorAdmin):
                 found.bar.append(Button(label="Take it", url=take, is_primary=True, direct=True))
             elif incident.acknowledged_by != by.ref:
                 found.more.append(Button(label=f"Take over from {incident.acknowledged_by_name}…", url=take))
+        if is_held and (incident.acknowledged_by == by.ref or Action.INCIDENTS_ACKNOWLEDGE in may):
+            is_theirs = incident.acknowledged_by == by.ref
+            label = "Give it back" if is_theirs else f"Give it back for {incident.acknowledged_by_name}…"
+            found.more.append(Button(label=label, url=self.url("release", incident.id), direct=is_theirs))
         close = self.close_label(incident)
         verbs[Action.INCIDENTS_RESOLVE] = close
         if incident.unresolved_count:
@@ -544,38 +614,24 @@ class IncidentAdmin(OperatorAdmin):
             return "Close"
         return f"Close without repairing {thousands(count)} {'job' if count == 1 else 'jobs'}"
 
-    def timeline(self, incident: Incident) -> list[TimelineLine]:
+    def timeline(self, told: Iterable[Told]) -> list[TimelineLine]:
         """Return what people and the system did to it, newest first; the app above adds what was done to its jobs."""
-        events = AuditEvent.objects.filter(target_type="incident", target_id=str(incident.id), verdict=Verdict.ALLOWED)
-        return [
-            TimelineLine(
-                at=event.at,
-                who=event.operator_name,
-                what=AUDIT_WORDS.get(event.action, event.action),
-                detail="; ".join(filter(None, (_why(event), event.reason))),
-                action=event.action,
-            )
-            for event in events.order_by("-at", "-id")[:TIMELINE_ROWS]
-        ]
+        return [_line(event) for event in told if event.part == EVENT]
 
-    def endings(self, incident: Incident) -> list[Ending]:
+    def endings(self, incident: Incident, ends: Iterable[Told]) -> list[Ending]:
         """Return how it was closed before, newest first; how it is closed now stands above."""
-        if incident.episode == 1:
-            return []
-        ends = EpisodeEnd.objects.filter(incident=incident)
-        if incident.is_resolved:
-            ends = ends.exclude(episode=incident.episode)
         return [
             Ending(
-                at=end.resolved_at,
-                episode=end.episode,
-                who="by itself" if end.resolved_by_name == "system" else f"by {end.resolved_by_name}",
-                why=resolution_words(end.resolution_code),
-                text=resolution_text(end.resolution_code, end.resolution_summary),
-                unrepaired=end.unrepaired_count,
+                at=end.moment,
+                episode=end.number,
+                who="by itself" if end.name == "system" else f"by {end.name}",
+                why=resolution_words(end.what),
+                text=resolution_text(end.what, end.text),
+                unrepaired=end.second,
             )
-            for end in ends.order_by("-episode")[:20]
-        ]
+            for end in ends
+            if not (incident.is_resolved and end.number == incident.episode)
+        ][:ENDINGS_SHOWN]
 
     def latest_change(self, incident: Incident) -> TimelineLine | None:
         """Return the newest thing that was done to it."""
@@ -645,6 +701,46 @@ class IncidentAdmin(OperatorAdmin):
                 ],
             ),
         )
+
+    # -- give back -----------------------------------------------------------------------------------------------------
+
+    def release_view(self, request: HttpRequest, object_id: UUID) -> HttpResponse:
+        """Let it go: at once for its holder, for anybody else after a look at who that is."""
+        incident = self.visible(request, object_id)
+        by = operator_of(request)
+        page = self.url("page", object_id)
+        if request.method == "POST":
+            try:
+                key = posted_key(request)
+                done = with_version(
+                    request.POST,
+                    object_id,
+                    lambda version: release_incident(incident_id=object_id, by=by, key=key, version=version),
+                )
+            except OpsError as refusal:
+                return self.refuse(request, refusal, incident_id=object_id)
+            said = f"Nobody has {incident_name(incident)} now" if done.changed else "Nobody had it"
+            messages.success(request, f"{said}{again(done.idempotent_replay)}")
+            return HttpResponseRedirect(page)
+        if incident.acknowledged_by != by.ref:
+            require(by, Action.INCIDENTS_ACKNOWLEDGE, incident.resource, IncidentNotFound())
+        if incident.state != IncidentState.ACKNOWLEDGED:
+            return HttpResponseRedirect(page)
+        is_theirs = incident.acknowledged_by == by.ref
+        has_had = "You have had it" if is_theirs else f"{incident.acknowledged_by_name} has had it"
+        section = Section(
+            heading=f"{has_had} for {ago(incident.acknowledged_at).removesuffix(' ago')}",
+            tone="warn",
+            text="Nobody has it then, and it stands under Needs action again. Nobody is told by this page.",
+        )
+        asked = Confirmation(
+            title=f"Give {incident_name(incident)} back?",
+            submit="Give it back",
+            cancel_url=page,
+            hidden=seen(incident),
+            sections=[section],
+        )
+        return self.confirm(request, asked)
 
     # -- close ---------------------------------------------------------------------------------------------------------
 
@@ -731,18 +827,44 @@ class IncidentAdmin(OperatorAdmin):
         )
 
 
+def lost_words(incident: Incident, timeline: Sequence[TimelineLine]) -> str:
+    """Return who had it until what, of one that has lost its acknowledgement and that nobody has taken since (C1)."""
+    if incident.state != IncidentState.OPEN:
+        return ""
+    last = next((line for line in timeline if line.action in (REOPENED, RELEASED, ACKNOWLEDGED)), None)
+    if last is None or last.action != REOPENED or not last.held_by:
+        return ""
+    until = UNTIL_WORDS.get(last.reason, "until it opened again")
+    return f"Was taken by {last.held_by} {until} at {when(last.at)} UTC. Nobody has it now."
+
+
+def _line(event: Told) -> TimelineLine:
+    """Return an event of an incident as a line of its timeline."""
+    outcome = json.loads(event.more)
+    return TimelineLine(
+        at=event.moment,
+        who=event.name,
+        what=AUDIT_WORDS.get(event.what, event.what),
+        detail="; ".join(filter(None, (_why(event, outcome), event.text))),
+        action=event.what,
+        held_by=str(outcome.get("heldBy") or ""),
+        reason=str(outcome.get("reason") or "") if event.what == REOPENED else "",
+    )
+
+
 def _is_had_by(incident_id: UUID, by: Operator) -> bool:
     """Say whether somebody has an incident already: what another page of theirs asks for is so then."""
     return Incident.objects.filter(id=incident_id, state=IncidentState.ACKNOWLEDGED, acknowledged_by=by.ref).exists()
 
 
-def _why(event: AuditEvent) -> str:
-    """Return why it was closed or opened again, where its row of the trail says so."""
-    outcome = json.loads(event.outcome)
-    if event.action == RESOLVED:
+def _why(event: Told, outcome: Mapping[str, Any]) -> str:
+    """Return why it was closed or opened again, or whose it was, where its row of the trail says so."""
+    if event.what == RESOLVED:
         return resolution_words(str(outcome.get("code") or outcome.get("resolution") or ""))
-    if event.action == "operations.incident_reopened":
+    if event.what == REOPENED:
         return REOPENED_WORDS.get(str(outcome.get("reason", "")), "")
+    if event.what == RELEASED and outcome.get("heldBy") not in ("", event.name, None):
+        return f"{outcome['heldBy']} had it"
     return ""
 
 

@@ -161,6 +161,8 @@ class Incident(models.Model):
                 condition=Q(state=IncidentState.ACKNOWLEDGED),
                 name="ops_incident_held",
             ),
+            # What has opened lately, which a page asks for that was made a moment ago.
+            models.Index(F("opened_at").desc(), name="ops_incident_opened"),
             models.Index(
                 F("job_type"),
                 F("severity").desc(),
@@ -217,11 +219,23 @@ class Incident(models.Model):
         self.resolved_by = self.resolved_by_name = self.resolution_code = self.resolution_summary = ""
         self.resolved_at = None
 
-    def break_acknowledgement(self, reason: str) -> None:
-        """Open an acknowledged incident again: a repair failed, severity rose, or the chosen count was passed (C1)."""
+    def break_acknowledgement(self, reason: str) -> str:
+        """Open an acknowledged incident again: a repair failed, severity rose, or the chosen count was passed (C1).
+
+        Returns the name of who had it, which the row forgets.
+        """
+        holder = self.acknowledged_by_name
         self.state = IncidentState.OPEN
         self.reopened_reason = reason
         self._clear_acknowledgement()
+        return holder
+
+    def release(self) -> str:
+        """Open an acknowledged incident again because its holder lets it go; returns the name of who had it."""
+        holder = self.acknowledged_by_name
+        self.state = IncidentState.OPEN
+        self._clear_acknowledgement()
+        return holder
 
     def take(self, *, by: str, name: str, at: datetime, until_occurrences: int | None = None) -> None:
         """Give it a holder. The first time of an acknowledgement stays (A10)."""

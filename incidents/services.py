@@ -1,4 +1,4 @@
-"""What a person does to an incident: take it, close it."""
+"""What a person does to an incident: take it, give it back, close it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from grants import audit
-from grants.access import Capability
+from grants.access import Capability, can
 from grants.actions import Action
 from grants.models import REASON_LENGTH, AuditEvent
 from grants.operators import Operator
@@ -29,6 +29,7 @@ from incidents.models import Incident, IncidentState
 from opsconsole.core.canonical_json import JsonValue
 
 ACKNOWLEDGED = "operations.incident_acknowledged"
+RELEASED = "operations.incident_released"
 RESOLVED = "operations.incident_resolved"
 CODE = re.compile(r"[a-z][a-z0-9_]{1,63}", re.ASCII)
 
@@ -102,6 +103,49 @@ def acknowledge_incident(
     return _recorded(
         incident, changed, action=ACKNOWLEDGED, by=by, capability=capability, scope=scope, key=key, digest=digest
     )
+
+
+@service
+def release_incident(*, incident_id: UUID, by: Operator, key: str, version: int | None = None) -> IncidentMutation:
+    """Give an incident back, so that nobody has it: its holder, or whoever may acknowledge it.
+
+    It is open again, and what it came back for stays written on it. One that nobody has is left as it is, and the
+    answer says so. Locks the incident; writes one audit event, which names who had it. Raises what
+    ``acknowledge_incident`` raises, but for ``AcknowledgementLimitInvalid``.
+    """
+    scope = Incident.objects.scope(incident_id)
+    capability = _authorise_release(by, scope, incident_id, key)
+    incident = lock_incident(incident_id)
+    digest = audit.request_digest({})
+    receipt = audit.replayed(
+        key=key, action=RELEASED, operator=by, target_type="incident", target_id=str(incident_id), digest=digest
+    )
+    if receipt is not None:
+        return IncidentMutation.from_receipt(receipt, incident_id)
+    check_version(incident, version)
+    if incident.is_resolved:
+        raise IncidentResolved
+    changed = incident.state == IncidentState.ACKNOWLEDGED
+    held_by = ""
+    if changed:
+        held_by = incident.release()
+        save_incident(incident)
+    return _recorded(
+        incident, changed, action=RELEASED, by=by, capability=capability, scope=scope, key=key, digest=digest,
+        more={"heldBy": held_by},
+    )  # fmt: skip
+
+
+def _authorise_release(by: Operator, scope: Resource | None, incident_id: UUID, key: str) -> Capability:
+    """Return the capability: a retry makes its operator the holder (A12), so the one for retrying will do for those.
+
+    Whoever has given it back under this key was the holder as well, and is to get the same answer again (A9).
+    """
+    if scope is not None and not can(by, Action.INCIDENTS_ACKNOWLEDGE, scope):
+        had = Incident.objects.filter(id=incident_id, acknowledged_by=by.ref).exists()
+        if had or audit.has_key(key=key, action=RELEASED, operator=by, target_id=str(incident_id)):
+            return authorise_target(by, Action.DEAD_LETTERS_RETRY, scope, IncidentNotFound())
+    return authorise_target(by, Action.INCIDENTS_ACKNOWLEDGE, scope, IncidentNotFound())
 
 
 @service

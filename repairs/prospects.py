@@ -19,10 +19,8 @@ from deadletters.journal.events import MessageState
 from deadletters.models import DeadLetter, LetterState
 from deadletters.outcome import OutcomeClass
 from incidents.models import Incident
-from opsconsole.core.database import database_now
 from opsconsole.core.errors import OpsError
 from repairs.errors import LetterTooOld, ProviderOutcomeUnknown
-from repairs.models import RETRIES, ActionState, RepairAction
 from repairs.refusals import Served, refusal_of
 from repairs.services import MOST_LETTERS
 
@@ -137,11 +135,7 @@ def judge_jobs(incident: Incident, served: Served) -> Judged:
     """Judge an incident's unsettled jobs, the first 5,000 of them; one query, and one more where they are few."""
     if incident.is_resolved:
         return Judged(tiles=Tiles())
-    rows = list(
-        DeadLetter.objects.filter(
-            incident=incident, episode=incident.episode, state__in=(LetterState.OPEN, LetterState.RETRYING)
-        ).values_list(*JUDGED, named=True)[: COUNTED + 1]
-    )
+    rows = _unsettled(incident)
     waiting = [row for row in rows[:COUNTED] if row.state == LetterState.OPEN]
     checked: dict[UUID, Checked] | None = None
     if len(waiting) <= FULLY_CHECKED and len(rows) <= COUNTED:
@@ -160,6 +154,19 @@ def judge_jobs(incident: Incident, served: Served) -> Judged:
         is_capped=len(rows) > COUNTED,
     )
     return Judged(tiles=tiles, checked=checked, waiting=waiting, found=found)
+
+
+def _unsettled(incident: Incident) -> list[Any]:
+    """Return the rows to judge, one more than are judged; as whole letters with their messages where they are few."""
+    unsettled = DeadLetter.objects.filter(
+        incident=incident, episode=incident.episode, state__in=(LetterState.OPEN, LetterState.RETRYING)
+    )
+    if incident.unresolved_count <= FULLY_CHECKED:
+        whole = list(unsettled.select_related("message").defer("payload_preview")[: FULLY_CHECKED + 1])
+        # The incident's own count is of a moment ago, so that there may be more by now.
+        if len(whole) <= FULLY_CHECKED:
+            return whole
+    return list(unsettled.values_list(*JUDGED, named=True)[: COUNTED + 1])
 
 
 def _asks_nothing(row: Any, prospect: Prospect) -> bool:
@@ -211,14 +218,19 @@ def select_open(incident: Incident, served: Served) -> Selection:
 def check_letters(letters: Iterable[Any], incident: Incident, served: Served) -> list[Checked]:
     """Return what a retry of each of a few jobs would mean, their stored messages included; order is kept.
 
-    Of ``letters`` only the ids are read.
+    Of ``letters`` only the ids are read, unless their messages were fetched with them.
     """
-    ids = [letter.id for letter in letters]
-    if not ids:
-        return []
-    now = database_now()
-    whole = {letter.id: letter for letter in DeadLetter.objects.filter(id__in=ids).select_related("message")}
-    return [check_letter(whole[one], incident, served=served, now=now) for one in ids if one in whole]
+    given = list(letters)
+    ids = [letter.id for letter in given]
+    whole = {letter.id: letter for letter in given if _has_message(letter)}
+    missing = [one for one in ids if one not in whole]
+    if missing:
+        whole |= {letter.id: letter for letter in DeadLetter.objects.filter(id__in=missing).select_related("message")}
+    return [check_letter(whole[one], incident, served=served, now=served.at) for one in ids if one in whole]
+
+
+def _has_message(letter: Any) -> bool:
+    return isinstance(letter, DeadLetter) and "message" in letter._state.fields_cache
 
 
 def check_letter(letter: DeadLetter, incident: Incident, *, served: Served, now: datetime) -> Checked:
@@ -238,16 +250,6 @@ def first_to_retry(incident: Incident, served: Served) -> Checked | None:
         if found is not None:
             return found
     return None
-
-
-def latest_retry(incident: Incident) -> RepairAction | None:
-    """Return the newest retry of the running episode: whether trying one first has been done, and how it ended."""
-    return (
-        RepairAction.objects.filter(incident=incident, action_type__in=RETRIES, planned_at__gte=incident.opened_at)
-        .exclude(state=ActionState.CANCELLED)
-        .newest_first()
-        .first()
-    )
 
 
 def blocked_rows(job_type: str, served: Served) -> Q:

@@ -6,9 +6,11 @@ Nothing here changes anything.
 from __future__ import annotations
 
 import json
+import threading
+import time
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,6 +27,7 @@ from deadletters.outcome import OutcomeClass
 from deadletters.policy import PolicyBook
 from deadletters.selectors import task_policies
 from incidents.models import Incident
+from opsconsole.core.database import recent_database_now
 from opsconsole.core.errors import OpsError
 from opsconsole.core.redaction import decode_body
 from opsconsole.core.sealing import BrokenSeal, UnknownSealKey
@@ -44,6 +47,8 @@ from repairs.records import is_of_ledger, refuse_ledger_job
 
 LOADED = 25
 """Stored messages in memory at once: each may have a megabyte."""
+KEPT_SECONDS = 5.0
+KEPT_SOURCES = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,10 +79,35 @@ class Served:
         has_nodes = bool(signatures) or WorkerNode.objects.filter(source=source).exists()
         return cls(at=now, has_nodes=has_nodes, signatures=signatures, queues=queues, policies=task_policies())
 
+    @classmethod
+    def lately(cls, source: str) -> Served:
+        """Return what ``by`` said within the last five seconds in this process, for a page that changes nothing.
+
+        Whoever decides asks ``by``: a worker may have gone since.
+        """
+        with _lately_lock:
+            kept = _lately.get(source)
+            if kept is None or time.monotonic() >= kept[0]:
+                if len(_lately) >= KEPT_SOURCES:
+                    _lately.clear()
+                kept = time.monotonic() + KEPT_SECONDS, cls.by(source, recent_database_now())
+                _lately[source] = kept
+        return replace(kept[1], at=recent_database_now())
+
     def most_seconds(self, job_type: str, first_seen_at: datetime) -> int | None:
         """Return the age up to which a job of this task may be retried, if one that old has passed it."""
         most = self.policies.for_task(job_type).max_age_seconds
         return most if most is not None and (self.at - first_seen_at).total_seconds() > most else None
+
+
+_lately: dict[str, tuple[float, Served]] = {}
+_lately_lock = threading.Lock()
+
+
+def forget_served() -> None:
+    """Read afresh the next time: for tests."""
+    with _lately_lock:
+        _lately.clear()
 
 
 def load_messages(letters: Sequence[DeadLetter]) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -24,8 +23,6 @@ from opsconsole.core.keyset import Page, Source, read_page
 from repairs.errors import BatchNotFound, LetterNotFound, ReconciliationRunNotFound, RepairNotFound
 from repairs.models import (
     ActionState,
-    ActionType,
-    BatchState,
     ReconciliationRun,
     RepairAction,
     RepairBatch,
@@ -36,11 +33,6 @@ from repairs.refusals import Served, refuse_unrepairable
 
 SHOWN = 50
 TIMELINE_REPAIRS = 1_000
-DEEDS = 200
-"""Single repairs that are looked at for the lines about what people did."""
-COUNTED_BATCHES = 5
-"""Batches whose ends are counted: each has up to a thousand repairs."""
-AT_ONCE = timedelta(seconds=5)
 STATES = tuple(ActionState.values)
 RUN_STATES = tuple(RunState.values)
 
@@ -86,24 +78,6 @@ class TimelineEntry:
     what: str
     who: str
     details: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deed:
-    """What somebody did to jobs of an incident at once: a batch is one, and so is the same done to one after another.
-
-    ``states`` count how it went, empty for a batch that is too far back to be counted. ``letter`` is the job if it is
-    one.
-    """
-
-    at: datetime
-    who: str
-    action_type: str
-    jobs: int
-    refused: int = 0
-    states: dict[str, int] = field(default_factory=dict)
-    reason: str = ""
-    letter: DeadLetter | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,79 +162,6 @@ def timeline(
         Source(repairs, ("planned_at", "id"), _repair_entry),
     ]
     return read_page("timeline", [sources], limit=limit, cursor=cursor)
-
-
-def deeds_of(incident: Incident, count: int) -> list[Deed]:
-    """Return what people did to an incident's jobs, newest first, as its page tells it; the caller has authorised."""
-    batches = list(
-        RepairBatch.objects.filter(incident=incident).defer("results").order_by("-planned_at", "-id")[:count]
-    )
-    single = (
-        RepairAction.objects.filter(incident=incident, batch__isnull=True)
-        .select_related("letter")
-        .only(
-            "action_type", "state", "planned_by", "planned_by_name", "planned_at", "reason", "reference",
-            "letter__job_id", "letter__task_id",
-        )
-        .newest_first()[:DEEDS]
-    )  # fmt: skip
-    found = [*_batch_deeds(batches), *_single_deeds(list(single))]
-    return sorted(found, key=lambda deed: deed.at, reverse=True)[:count]
-
-
-def _batch_deeds(batches: list[RepairBatch]) -> list[Deed]:
-    counted = [batch.id for batch in batches[:COUNTED_BATCHES]]
-    states: dict[UUID, Counter[str]] = {batch_id: Counter() for batch_id in counted}
-    for batch_id, state in RepairAction.objects.filter(batch_id__in=counted).values_list("batch_id", "state"):
-        states[batch_id][state] += 1
-    deeds = []
-    for batch in batches:
-        jobs = len(json.loads(batch.letters))
-        found = states.get(batch.id, Counter())
-        is_told = batch.id in states and batch.state == BatchState.PLANNED
-        deeds.append(
-            Deed(
-                at=batch.planned_at,
-                who=batch.planned_by_name or batch.planned_by,
-                action_type=ActionType.RETRY_MESSAGE.value,
-                jobs=jobs,
-                refused=jobs - found.total() if is_told else 0,
-                states=dict(found),
-            )
-        )
-    return deeds
-
-
-def _single_deeds(actions: list[RepairAction]) -> list[Deed]:
-    """Put together what one person did to one job after another, with one reason; ``actions`` are newest first."""
-    runs: list[list[RepairAction]] = []
-    for action in actions:
-        if runs and _continues(runs[-1], action):
-            runs[-1].append(action)
-        else:
-            runs.append([action])
-    return [
-        Deed(
-            at=run[0].planned_at,
-            who=run[0].planned_by_name or run[0].planned_by,
-            action_type=run[0].action_type,
-            jobs=len(run),
-            states=dict(Counter(action.state for action in run)),
-            reason=run[0].reason or run[0].reference,
-            letter=run[0].letter if len(run) == 1 else None,
-        )
-        for run in runs
-    ]
-
-
-def _continues(run: list[RepairAction], earlier: RepairAction) -> bool:
-    later = run[-1]
-    is_same = all(
-        getattr(later, name) == getattr(earlier, name) for name in ("planned_by", "action_type", "reason", "reference")
-    )
-    # The same job again is another try, and how the first one went is to be seen.
-    is_again = any(action.letter_id == earlier.letter_id for action in run)
-    return is_same and not is_again and later.planned_at - earlier.planned_at <= AT_ONCE
 
 
 def list_repairs(

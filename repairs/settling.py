@@ -74,9 +74,10 @@ def fail_repair(action: RepairAction, letter: DeadLetter, incident: Incident, *,
         letter.state = LetterState.OPEN
         letter.save(update_fields=["state"])
     if incident.state == IncidentState.ACKNOWLEDGED and not letter.is_closed(incident):
-        incident.break_acknowledgement("repair_failed")
+        held_by = incident.break_acknowledgement("repair_failed")
         save_incident(incident)
-        audit.record_many([incident_event(incident, "repair_failed", incident.locked_at)], at=incident.locked_at)
+        event = incident_event(incident, "repair_failed", incident.locked_at, held_by=held_by)
+        audit.record_many([event], at=incident.locked_at)
 
 
 def give_up_repair(action: RepairAction, letter: DeadLetter, incident: Incident, *, text: str) -> None:

@@ -233,6 +233,10 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name='deadletter',
+            index=models.Index(models.F('tenant'), models.F('state'), models.OrderBy(models.F('last_seen_at'), descending=True), models.OrderBy(models.F('id'), descending=True), name='ops_letter_tenant_state'),
+        ),
+        migrations.AddIndex(
+            model_name='deadletter',
             index=models.Index(models.F('incident'), models.F('state'), models.OrderBy(models.F('last_seen_at'), descending=True), models.OrderBy(models.F('id'), descending=True), name='ops_letter_of_incident'),
         ),
         migrations.AddIndex(

@@ -135,4 +135,18 @@ class Migration(migrations.Migration):
                 'unique_together': {('user', 'permission', 'content_object')},
             },
         ),
+        migrations.CreateModel(
+            name='SavedView',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('list_slug', models.CharField(max_length=40)),
+                ('name', models.CharField(max_length=60)),
+                ('query', models.CharField(blank=True, max_length=2000)),
+                ('user', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to=settings.AUTH_USER_MODEL)),
+            ],
+            options={
+                'default_permissions': (),
+                'constraints': [models.UniqueConstraint(fields=('user', 'list_slug', 'name'), name='ops_saved_view_once'), models.CheckConstraint(condition=models.Q(models.Q(('list_slug', ''), _negated=True), models.Q(('name', ''), _negated=True)), name='ops_saved_view_named')],
+            },
+        ),
     ]

@@ -78,6 +78,22 @@ class Acknowledge(OpsView):
         )
 
 
+class Release(OpsView):
+    @operation(
+        name="release_incident",
+        summary="Give an incident back",
+        refusals=(errors.IncidentNotFound, errors.IncidentResolved, errors.IncidentChanged),
+        **CHANGE,
+    )
+    def post(self, call: Call, incident_id: UUID) -> Answer:
+        """Nobody has it then, and it is open again. Its holder may do so, and whoever may acknowledge it."""
+        return _changed(
+            services.release_incident(
+                incident_id=incident_id, by=call.operator, key=call.key, version=self.expected_version(incident_id)
+            )
+        )
+
+
 class Resolve(OpsView):
     @operation(
         name="resolve_incident",

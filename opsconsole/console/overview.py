@@ -31,7 +31,6 @@ from deadletters.models import DeadLetter, LetterState, TaskMinute
 from deadletters.outcome import OutcomeClass
 from deadletters.selectors import (
     SPAN_COLUMNS,
-    UnresolvedJobs,
     count_failed_since,
     count_unresolved,
     counts_per_hour,
@@ -39,18 +38,20 @@ from deadletters.selectors import (
 from deadletters.snapshot import Scope, kept_streams_of
 from grants.actions import Action
 from grants.operators import Operator
-from grants.pages import held_by, operator_of
+from grants.pages import held_by, operator_of, seen_by
 from grants.selectors import plan_of
 from grants.sql import Plan
 from incidents.admin import incident_name
 from incidents.models import Incident, IncidentState, Severity
 from incidents.selectors import LIGHT, unresolved_incidents
-from opsconsole.console.charts import Chart, bar_chart, ticks
+from opsconsole.console.judged import ByQueue, judge_waiting
 from opsconsole.console.machinery import Machinery, machinery
 from opsconsole.console.queues import SHOWN_QUEUES, QueueRow, queue_rows
 from opsconsole.core.admin import thousands
+from opsconsole.core.charts import HOUR, Chart, bar_chart, hours_before, ticks
 from opsconsole.core.database import database_now
 from opsconsole.jobs.sql import ROUTING_KIND
+from repairs.prospects import Prospect
 
 COUNTED_INCIDENTS = 1_000
 COUNTED_JOBS = 20_000
@@ -58,7 +59,6 @@ KEPT_SECONDS = 5.0
 LIVE_SECONDS = 10
 VERSION_LASTS = timedelta(seconds=30)
 KEPT_SCOPES = 100
-HOUR = timedelta(hours=1)
 HOURS = 24
 PAST_HOURS_LAST_SECONDS = 300.0
 """Only a worker whose journal comes late still changes an hour that is over."""
@@ -119,7 +119,7 @@ class TaskLine:
 
 @dataclass(slots=True, kw_only=True)
 class QueueLine:
-    """The failed jobs of one queue that need a decision, by outcome class; ``cannot`` of them can't be sent again."""
+    """The failed jobs of one queue that need a decision, by what a retry of them would mean."""
 
     queue: str
     jobs: int = 0
@@ -128,13 +128,13 @@ class QueueLine:
     not_declared: int = 0
     cannot: int = 0
 
-    def add(self, one: UnresolvedJobs) -> None:
-        """Count some jobs that are alike."""
-        self.jobs += one.count
-        self.safe += one.count * (one.outcome_class == OutcomeClass.SAFE)
-        self.ambiguous += one.count * (one.outcome_class == OutcomeClass.AMBIGUOUS)
-        self.not_declared += one.count * (one.outcome_class == OutcomeClass.NOT_DECLARED)
-        self.cannot += one.count * (not one.can_be_sent)
+    def add(self, prospect: Prospect, count: int) -> None:
+        """Count some jobs that were judged alike."""
+        self.jobs += count
+        self.safe += count * (prospect is Prospect.SAFE)
+        self.ambiguous += count * (prospect is Prospect.AMBIGUOUS)
+        self.not_declared += count * (prospect is Prospect.NOT_DECLARED)
+        self.cannot += count * (prospect is Prospect.BLOCKED)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -242,9 +242,9 @@ def forget() -> None:
         _scopes.clear()
 
 
-def overview_for(by: Operator) -> Overview:
-    """Return what ``by`` may see, at most five seconds old."""
-    plan = plan_of(by, Action.INSPECT)
+def overview_for(by: Operator, plan: Plan | None = None) -> Overview:
+    """Return what ``by`` may see, at most five seconds old; ``plan`` says what that is, where it is known."""
+    plan = plan_of(by, Action.INSPECT) if plan is None else plan
     # Grants over parts of a tenant are looked up row by row, so only the plan of whole tenants says what is seen.
     scope: object = (by.ref, plan) if plan.shapes else plan
     with _scopes_lock:
@@ -270,7 +270,7 @@ def overview_context(request: HttpRequest) -> dict[str, Any]:
     if Action.INSPECT not in held_by(request):
         return {"overview": None}
     by = operator_of(request)
-    overview = overview_for(by)
+    overview = overview_for(by, seen_by(request, Action.INSPECT))
     etag = etag_of(overview, by, machinery())
     return {"overview": overview, "me": by.ref, "live_etag": etag, "live_seconds": LIVE_SECONDS}
 
@@ -318,18 +318,16 @@ def _read(by: Operator, plan: Plan, kept: _Kept) -> Overview:
     recent, hour_is_capped = count_failed_since(letters, now - HOUR, COUNTED_JOBS)
     if plan.shapes:
         version = _digest(version, sorted(map(repr, waiting)), sorted(recent.items()))
-    all_queues = QueueLine(queue="")
-    by_queue: dict[str, QueueLine] = {}
-    for one in waiting:
-        if not one.is_retrying:
-            by_queue.setdefault(one.queue, QueueLine(queue=one.queue)).add(one)
-            all_queues.add(one)
-    decisions = min(all_queues.jobs, COUNTED_JOBS), jobs_are_capped
+    decided_upon = [one for one in waiting if not one.is_retrying]
+    by_queue, all_queues = _queue_lines(judge_waiting(letters, decided_upon, now, COUNTED_JOBS))
+    decisions = _number(min(sum(one.count for one in decided_upon), COUNTED_JOBS), jobs_are_capped)
     if jobs_are_capped and not (is_capped or plan.shapes):
         decisions = _decisions_by_incidents(letters, found)
+    # As the list that the number leads to has it: by the stored class, whatever a retry would meet.
+    ambiguous = sum(one.count for one in decided_upon if one.outcome_class == OutcomeClass.AMBIGUOUS)
     shown = sorted(by_queue.values(), key=lambda line: (-line.jobs, line.queue))
     hours = [*_past_hours(minutes, this_hour, kept), *newest]
-    starts = [this_hour - HOUR * back for back in reversed(range(HOURS))]
+    starts = hours_before(now, HOURS)
     per_hour = _per_hour(starts, hours)
     releases = tuple((one.name, one.first_at) for one in machine.releases if starts[0] <= one.first_at <= now)
     marks = [(at, f"release {name}, {at:%H:%M}") for name, at in releases]
@@ -341,7 +339,8 @@ def _read(by: Operator, plan: Plan, kept: _Kept) -> Overview:
         version=version,
         at=now,
         cards=_cards(
-            found, is_capped, decisions, all_queues.ambiguous, jobs_are_capped, recent, hour_is_capped, loudest
+            found, is_capped, decisions, ambiguous, jobs_are_capped, recent, hour_is_capped, loudest,
+            sees_incidents=not plan.shapes,
         ),
         now_from=now_from,
         tasks=tuple(failing[:SHOWN_TASKS]),
@@ -397,13 +396,25 @@ def _digest(*parts: Any) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def _decisions_by_incidents(letters: Any, found: Iterable[Incident]) -> tuple[int, bool]:
+def _queue_lines(judged: ByQueue) -> tuple[dict[str, QueueLine], QueueLine]:
+    """Return a line for each queue, and one for all of them."""
+    lines: dict[str, QueueLine] = {}
+    total = QueueLine(queue="")
+    for (queue, prospect), count in judged.items():
+        for line in (lines.setdefault(queue, QueueLine(queue=queue)), total):
+            line.add(prospect, count)
+    return lines, total
+
+
+def _decisions_by_incidents(letters: Any, found: Iterable[Incident]) -> str:
     """Return how many jobs need a decision where they are too many to count: incidents keep a count of their own.
 
-    What is on its way is in that count, and is left out by one more query; true = that was too much to count as well.
+    What is on its way is in that count, and is left out by one more query; where that is too much to count as well,
+    no more than what is left can need one.
     """
     awaited, is_capped = count_unresolved(letters.filter(state=LetterState.RETRYING), COUNTED_JOBS)
-    return sum(one.unresolved_count for one in found) - sum(one.count for one in awaited), is_capped
+    count = sum(one.unresolved_count for one in found) - min(sum(one.count for one in awaited), COUNTED_JOBS)
+    return f"at most {thousands(count)}" if is_capped else thousands(count)
 
 
 def _streams(by: Operator, plan: Plan) -> tuple[StreamLine, ...]:
@@ -592,13 +603,16 @@ def _number(count: int, is_capped: bool) -> str:
 def _cards(
     found: Sequence[Incident],
     is_capped: bool,
-    decisions: tuple[int, bool],
+    decisions: str,
     ambiguous: int,
     jobs_are_capped: bool,
     recent: dict[UUID, int],
     hour_is_capped: bool,
     loudest: Sequence[LoudLine],
+    *,
+    sees_incidents: bool,
 ) -> tuple[Card, ...]:
+    """Return the numbers; who holds grants over parts of a tenant sees jobs of incidents that they don't see."""
     free = [one for one in found if one.state == IncidentState.OPEN]
     critical = [one for one in free if one.severity == Severity.CRITICAL]
     taken = len(found) - len(free)
@@ -627,8 +641,10 @@ def _cards(
         ),
         Card(
             noun="Failed jobs needing a decision",
-            number=_number(*decisions),
-            scope=f"in {_number(len(found), is_capped)} {'incident' if len(found) == 1 else 'incidents'} not closed",
+            number=decisions,
+            scope=f"in {_number(len(found), is_capped)} {'incident' if len(found) == 1 else 'incidents'} not closed"
+            if sees_incidents
+            else "among the jobs that you may see",
             of="jobs",
             query="state=decision",
             tone="yellow",
@@ -636,7 +652,7 @@ def _cards(
         Card(
             noun="… that may already have happened",
             number=_number(ambiguous, jobs_are_capped),
-            scope=f"of the {f'first {thousands(COUNTED_JOBS)} counted' if jobs_are_capped else _number(*decisions)}",
+            scope=f"of the {f'first {thousands(COUNTED_JOBS)} counted' if jobs_are_capped else decisions}",
             of="jobs",
             query="state=decision&outcome=ambiguous",
             tone="warn",

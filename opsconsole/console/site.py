@@ -12,13 +12,15 @@ from typing import Any
 
 from django.conf import settings
 from django.contrib.admin import AdminSite
+from django.contrib.auth import REDIRECT_FIELD_NAME
 from django.core.exceptions import PermissionDenied, SuspiciousOperation
 from django.db import transaction
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, QueryDict
 from django.http.response import HttpResponseBase
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, URLResolver, include, path, re_path, reverse
 from django.utils.cache import add_never_cache_headers
+from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.csrf import csrf_protect
 
 from deadletters.admin import ADMINS as DEAD_LETTER_ADMINS
@@ -202,6 +204,22 @@ class ConsoleSite(AdminSite):
         """Answer with the overview."""
         context = {**self.each_context(request), "title": "Overview", **overview_context(request)}
         return TemplateResponse(request, "ops/index.html", {**context, **(extra_context or {})})
+
+    def login(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        """Ask who one is; what was wanted is opened then, or the overview for who wanted what is no page of ours.
+
+        Django would lead those to an address of the host project, ``LOGIN_REDIRECT_URL``.
+        """
+        for name in ("GET", "POST"):
+            sent: QueryDict = getattr(request, name)
+            wanted = sent.get(REDIRECT_FIELD_NAME)
+            if wanted is not None and not url_has_allowed_host_and_scheme(
+                wanted, allowed_hosts={request.get_host()}, require_https=request.is_secure()
+            ):
+                safe = sent.copy()
+                safe[REDIRECT_FIELD_NAME] = reverse("admin:index", current_app=self.name)
+                setattr(request, name, safe)
+        return super().login(request, extra_context)
 
     def logout(self, request: HttpRequest, extra_context: Any = None) -> Any:
         """Log out by POST; a GET shows the button, for pages that can't hold a form."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 from urllib.parse import urlencode
 
 from django.contrib import admin
@@ -20,6 +20,8 @@ from django.http import HttpRequest, HttpResponse, QueryDict
 from django.template.response import TemplateResponse
 from django.utils import timezone
 
+from opsconsole.core.bounded import capped_counts
+from opsconsole.core.ids import new_id
 from opsconsole.core.keyset import Page, Source, read_page
 
 if TYPE_CHECKING:
@@ -52,12 +54,6 @@ def keyset_page(queryset: QuerySet[Any], keys: Sequence[str], cursor: str, size:
     """
     source: Source[Any] = Source(queryset, tuple(key.removeprefix("-") for key in keys))
     return read_page(queryset.model._meta.label_lower, [[source]], limit=size, cursor=cursor or None)
-
-
-def capped_count(queryset: QuerySet[Any]) -> str:
-    """Return how many rows there are, "1,000+" for more than that: by LIMIT, as a COUNT would read them all."""
-    found = len(queryset.order_by().values_list("pk", flat=True)[: MOST_COUNTED + 1])
-    return f"{MOST_COUNTED:,}+" if found > MOST_COUNTED else f"{found:,}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +103,24 @@ class Tab:
     url: str
     count: str
     is_current: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BulkAction:
+    """What may be done to the selected rows of a list. ``value`` is what the form sends.
+
+    A label that ends in an ellipsis asks first; any other one acts at once, and is told with how many are selected.
+    """
+
+    value: str
+    label: str
+    is_folded: bool = False  # behind "More"
+    is_danger: bool = False
+
+    @property
+    def acts_at_once(self) -> bool:
+        """Whether nothing is asked before it is done."""
+        return not self.label.endswith("…")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,6 +261,9 @@ class KeysetAdmin(ModelAdmin):
     column_classes: ClassVar[Mapping[str, str]] = {}
     """Classes of cells by the column's name: ``ops-num`` for numbers; on a phone ``ops-wide`` takes the whole line, and
     ``ops-bare`` leaves out the name."""
+    folds_on_phone: ClassVar[bool] = False
+    """Whether a phone shows of each row the first line of its cells, and the rest when asked; a cell of the class
+    ``ops-folded`` is of the rest as a whole."""
     slug: ClassVar[str] = ""
     """The part of the address that stands for this model."""
     menu_label: ClassVar[str] = ""
@@ -256,7 +273,7 @@ class KeysetAdmin(ModelAdmin):
     tab_parameter: ClassVar[str] = ""
     """The filter that the tabs take the place of: it is neither offered beside them nor counted with the others."""
     search_label: ClassVar[str] = ""
-    bulk_actions: ClassVar[tuple[tuple[str, str], ...]] = ()
+    bulk_actions: ClassVar[tuple[BulkAction, ...]] = ()
     actions = None
     list_per_page = 50
     list_select_related: ClassVar[Any] = ()
@@ -301,6 +318,14 @@ class KeysetAdmin(ModelAdmin):
     def list_tabs(self, request: HttpRequest) -> Sequence[TabSpec]:  # noqa: ARG002
         """Return the saved views of this list; the first one shows while the address names none of their filters."""
         return ()
+
+    def rows_of_tabs(self, request: HttpRequest, cl: KeysetChangeList) -> Any:
+        """Return the rows as every filter but that of the tabs has them."""
+        rows = self.get_queryset(request)
+        for spec in cast(Any, cl.filter_specs):
+            if spec.parameter_name != self.tab_parameter:
+                rows = spec.queryset(request, rows)
+        return rows
 
     def newer_url(self, request: HttpRequest, cl: KeysetChangeList) -> str:  # noqa: ARG002
         """Return the address that says how many rows came since this page was made, "" if there is none.
@@ -347,6 +372,7 @@ class KeysetAdmin(ModelAdmin):
         named = {str(getattr(s, "parameter_name", "")): _drop_down(s, choices) for s, choices in link_filters}
         tab = named.pop(self.tab_parameter, None)
         drop_downs = list(named.values())
+        bulk_actions = self.bulk_actions_for(request)
         return {
             "title": self.list_title,
             "cl": cl,
@@ -369,10 +395,13 @@ class KeysetAdmin(ModelAdmin):
             "kept": [(name, value) for name, value in hidden if name not in typed],
             "search_label": self.search_label,
             "list_note": self.list_note,
-            "bulk_actions": self.bulk_actions_for(request),
+            "folds_on_phone": self.folds_on_phone,
+            "bulk_actions": bulk_actions,
+            "bulk_is_folded": any(one.is_folded for one in bulk_actions),
+            "bulk_key": str(new_id()),
         }
 
-    def bulk_actions_for(self, request: HttpRequest) -> list[tuple[str, str]]:  # noqa: ARG002
+    def bulk_actions_for(self, request: HttpRequest) -> list[BulkAction]:  # noqa: ARG002
         """Return the actions on selected rows that this operator may see."""
         return list(self.bulk_actions)
 
@@ -433,6 +462,18 @@ def again(is_replay: bool) -> str:
 def thousands(number: int | None) -> str:
     """Return a count with separators; "" for none."""
     return "" if number is None else f"{number:,}"
+
+
+def capped(count: int, most: int) -> str:
+    """Return a count that stopped at ``most``, as a person reads it."""
+    return f"{thousands(most)}+" if count > most else thousands(count)
+
+
+def tab_counts(tabs: Sequence[QuerySet[Any]]) -> list[str]:
+    """Return how many rows each tab has, "1,000+" for more than that: one statement, by LIMIT, as a COUNT would read
+    them all.
+    """
+    return [capped(count, MOST_COUNTED) for count in capped_counts(tabs, MOST_COUNTED)]
 
 
 def cut(text: str, limit: int = LONGEST_TEXT) -> str:

@@ -6,13 +6,16 @@ operator may see is decided where it always is; only the frame around them is wr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from django.core.exceptions import EmptyResultSet
 from django.db import connections
 from django.db.models import QuerySet
+
+from opsconsole.core.database import plain_value
 
 
 def capped_counts(querysets: Sequence[QuerySet[Any]], most: int) -> list[int]:
@@ -32,15 +35,33 @@ def capped_counts(querysets: Sequence[QuerySet[Any]], most: int) -> list[int]:
         return [int(count) for count in cursor.fetchone()]
 
 
-def rows_of(querysets: Sequence[QuerySet[Any]]) -> list[tuple[Any, ...]]:
-    """Return the rows of several ``values_list`` queries, as the database driver has them."""
-    compiled = [found for queryset in querysets if (found := _compiled(queryset)) is not None]
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """A part of ``rows_of`` with a row for each value that ``by`` has among the rows of a sliced query, alias ``t``.
+
+    ``by`` and ``columns`` are expressions of that query; a column None is NULL.
+    """
+
+    rows: QuerySet[Any]
+    by: str
+    columns: Sequence[str | None]
+
+
+def rows_of(querysets: Sequence[QuerySet[Any]], tallies: Sequence[Tally] = ()) -> list[tuple[Any, ...]]:
+    """Return the rows of several ``values_list`` queries, and of what else has their columns, one after another.
+
+    The columns have to be of the same types in all of them.
+    """
+    compiled = [(found, queryset) for queryset in querysets if (found := _compiled(queryset)) is not None]
     if not compiled:
         return []
-    statement = " UNION ALL ".join(f"SELECT * FROM ({text}) AS t{number}" for number, (text, _) in enumerate(compiled))  # noqa: S608
-    with connections[querysets[0].db].cursor() as cursor:
-        cursor.execute(statement, [value for _, values in compiled for value in values])
-        return list(cursor.fetchall())
+    first: Any = compiled[0][1]
+    compiler = _typed(first)
+    parts = [(f"SELECT * FROM ({text}) AS t{number}", values) for number, ((text, values), _) in enumerate(compiled)]  # noqa: S608
+    parts += [found for tally in tallies if (found := _tallied(tally, compiler)) is not None]
+    return _fetch(
+        compiler, " UNION ALL ".join(text for text, _ in parts), [one for _, values in parts for one in values]
+    )
 
 
 def rows_around(queryset: QuerySet[Any], statement: str) -> list[tuple[Any, ...]]:
@@ -62,15 +83,53 @@ def moment_of(value: datetime | str) -> datetime:
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
-def tally(queryset: QuerySet[Any], expression: str) -> dict[Any, int]:
-    """Return how often ``expression`` has each value among the rows of one sliced query, whose alias is ``t``."""
-    compiled = _compiled(queryset)
+def rows_of_each(
+    query: Callable[..., QuerySet[Any]], markers: Sequence[Any], keys: Sequence[Sequence[Any]]
+) -> list[tuple[Any, ...]]:
+    """Return the rows of the ``values_list`` query for each of ``keys``, one after another.
+
+    It is compiled once, with ``markers`` in the place of a key: for fifty keys, compiling costs more than the database.
+    No other parameter of the query may be equal to a marker.
+    """
+    made: Any = query(*markers)
+    compiled = _compiled(made)
+    if compiled is None or not keys:
+        return []
+    connection = connections[made.db]
+    stored = [plain_value(connection, marker) if connection.vendor == "sqlite" else marker for marker in markers]
+    places = [stored.index(value) if value in stored else None for value in compiled[1]]
+    parameters: list[Any] = []
+    for key in keys:
+        given = [plain_value(connection, one) if connection.vendor == "sqlite" else one for one in key]
+        parameters += [
+            value if place is None else given[place] for value, place in zip(compiled[1], places, strict=True)
+        ]
+    statement = " UNION ALL ".join(f"SELECT * FROM ({compiled[0]}) AS t{number}" for number in range(len(keys)))  # noqa: S608
+    return _fetch(_typed(made), statement, parameters)
+
+
+def _typed(queryset: QuerySet[Any]) -> Any:
+    """Return what knows the types of a query's columns: SQLite's driver has ids and times as text."""
+    compiler = queryset.query.get_compiler(queryset.db)
+    compiler.pre_sql_setup()
+    return compiler
+
+
+def _fetch(compiler: Any, statement: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
+    with compiler.connection.cursor() as cursor:
+        cursor.execute(statement, parameters)
+        return list(compiler.results_iter(results=[cursor.fetchall()], tuple_expected=True))
+
+
+def _tallied(tally: Tally, compiler: Any) -> tuple[str, list[Any]] | None:
+    compiled = _compiled(tally.rows)
     if compiled is None:
-        return {}
-    statement = f"SELECT {expression}, SUM(1) FROM ({compiled[0]}) AS t GROUP BY 1"  # noqa: S608
-    with connections[queryset.db].cursor() as cursor:
-        cursor.execute(statement, compiled[1])
-        return {value: int(count) for value, count in cursor.fetchall()}
+        return None
+    kinds = [expression.output_field.db_type(compiler.connection) for expression, _, _ in compiler.select]
+    columns = [
+        f"CAST(NULL AS {kind})" if column is None else column for column, kind in zip(tally.columns, kinds, strict=True)
+    ]
+    return f"SELECT {', '.join(columns)} FROM ({compiled[0]}) AS t GROUP BY {tally.by}", compiled[1]  # noqa: S608
 
 
 def count_alike(queryset: QuerySet[Any], columns: Sequence[str], limit: int) -> list[tuple[Any, ...]]:

@@ -9,14 +9,14 @@ from incidents.models import Incident
 from opsconsole.jobs.models import Job
 from repairs.admin.incidents import RepairableIncidentAdmin
 from repairs.admin.jobs import JobAdmin
-from repairs.admin.letters import RepairableLetterAdmin
 from repairs.admin.repairs import RepairActionAdmin
+from repairs.admin.selected import SelectableLetterAdmin
 from repairs.admin.sweeps import ReconciliationRunAdmin
 from repairs.models import ReconciliationRun, RepairAction
 
 ADMINS: dict[Any, Any] = {
     Incident: RepairableIncidentAdmin,
-    DeadLetter: RepairableLetterAdmin,
+    DeadLetter: SelectableLetterAdmin,
     Job: JobAdmin,
     RepairAction: RepairActionAdmin,
     ReconciliationRun: ReconciliationRunAdmin,

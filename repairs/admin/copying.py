@@ -9,7 +9,7 @@ from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 
 from grants.operators import Operator
-from incidents.admin import incident_name, repaired_words, state_words
+from incidents.admin import incident_name, state_words
 from incidents.models import Incident
 from opsconsole.core.admin import ago, thousands, when
 from opsconsole.core.rest import API_NAMESPACE
@@ -18,7 +18,9 @@ from repairs.prospects import Tiles
 LONGEST_LINE = 300
 
 
-def as_text(request: HttpRequest, incident: Incident, tiles: Tiles, *, by: Operator, now: datetime) -> str:
+def as_text(
+    request: HttpRequest, incident: Incident, tiles: Tiles, *, by: Operator, now: datetime, repaired: str
+) -> str:
     """Return what somebody pastes into a chat: what, how bad, since when, who has it, and where to look."""
     holder = "nobody on it"
     if incident.acknowledged_by:
@@ -28,7 +30,7 @@ def as_text(request: HttpRequest, incident: Incident, tiles: Tiles, *, by: Opera
     lines = [
         f"{incident_name(incident)} {severity}, {state_words(incident)}, {holder}",
         incident.title[:LONGEST_LINE],
-        repaired_words(incident) if incident.is_resolved else standing,
+        repaired if incident.is_resolved else standing,
         f"task {incident.job_type}, tenant {incident.tenant}, source {incident.source}",
         f"since {when(incident.opened_at)} UTC, last failure {ago(incident.last_seen_at, now)}",
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, cast
 from urllib.parse import urlencode
@@ -16,11 +17,10 @@ from django.urls import reverse
 from deadletters.admin import OUTCOME_TONES, OUTCOME_WORDS, attempt_words, job_context, letter_name, letter_words
 from deadletters.journal.events import MessageState
 from deadletters.models import DeadLetter, LetterState
-from deadletters.selectors import failures_per_hour, open_jobs_of
+from deadletters.selectors import Hourly, open_jobs_of
 from grants.actions import Action
 from grants.operators import Operator
-from grants.pages import Allowed, Confirmation, Section, allowed, operator_of, posted_ids, posted_key, require
-from grants.selectors import plan_of
+from grants.pages import Allowed, Confirmation, Section, allowed, operator_of, posted_ids, posted_key, require, seen_by
 from incidents.admin import (
     TIMELINE_ROWS,
     Button,
@@ -34,6 +34,7 @@ from incidents.admin import (
 )
 from incidents.errors import IncidentNotFound
 from incidents.models import Incident
+from incidents.selected import SelectableIncidentAdmin
 from opsconsole.core.admin import (
     CURSOR,
     Cell,
@@ -44,9 +45,12 @@ from opsconsole.core.admin import (
     thousands,
     when,
 )
+from opsconsole.core.bounded import capped_counts
+from opsconsole.core.charts import HOUR, bar_chart, hours_before
 from opsconsole.core.database import database_now
 from opsconsole.core.errors import OpsError
-from repairs.admin.bars import Breakdown, breakdown, hour_chart
+from opsconsole.core.keyset import Page
+from repairs.admin.bars import Breakdown, breakdown
 from repairs.admin.copying import as_curl, as_text
 from repairs.admin.words import (
     ACTION_WORDS,
@@ -71,21 +75,20 @@ from repairs.errors import (
     SelectionInvalid,
     TooMany,
 )
-from repairs.models import RETRIES, ActionState, ActionType, ProviderAnswer, RepairAction
+from repairs.models import ActionState, ActionType, ProviderAnswer, RepairAction
 from repairs.prospects import (
     Checked,
     Judged,
     Prospect,
     Selection,
+    check_letter,
     check_letters,
     first_to_retry,
     judge_jobs,
-    latest_retry,
     prospect_of,
     select_open,
 )
 from repairs.refusals import Served
-from repairs.selectors import deeds_of
 from repairs.services import (
     INCIDENT_RETRIED,
     MOST_LETTERS,
@@ -97,7 +100,9 @@ from repairs.services import (
     retry_incident,
     retry_letter,
 )
+from repairs.story import Deed, IncidentStory, story_of
 
+CHART_HOURS, CHART_HEIGHT = 48, 108
 LETTERS_SHOWN = 10
 SAMPLED = 5
 """Jobs of each kind that the confirmation of retrying all names; their page lists them all."""
@@ -131,7 +136,41 @@ SHOWN = {
 }
 
 
-class RepairableIncidentAdmin(IncidentAdmin):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedFor:
+    """Which jobs of an incident its page is to list: a set of ``SHOWN``, values of breakdowns, and a place."""
+
+    shown: str
+    only: Mapping[str, str]
+    cursor: str
+
+    @property
+    def place(self) -> dict[str, str]:
+        """The parameters of the first page."""
+        return {"show": self.shown, **self.only}
+
+    @property
+    def here(self) -> dict[str, str]:
+        """The parameters of this page."""
+        return {**self.place, **({CURSOR: self.cursor} if self.cursor else {})}
+
+    def among(self, letters: Any) -> Any:
+        """Keep the jobs with the wanted values."""
+        return letters.filter(**{BROKEN_DOWN_BY[name][1]: value for name, value in self.only.items()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookedAt:
+    """The jobs of an incident that its page looks at more closely.
+
+    ``first`` is the one that a click may try at once: safe, with no question about it or about who has the incident.
+    """
+
+    first: DeadLetter | None
+    focus: DeadLetter | None
+
+
+class RepairableIncidentAdmin(SelectableIncidentAdmin):
     """The incident as the console registers it."""
 
     pages = (
@@ -147,9 +186,8 @@ class RepairableIncidentAdmin(IncidentAdmin):
     def list_context(self, request: HttpRequest, cl: KeysetChangeList) -> dict[str, Any]:
         """Look at the open jobs of what is listed before the rows are told."""
         rows = list(cl.result_list)
-        now = database_now()
         sources = {one.source for one in rows}
-        served = {source: Served.by(source, now) for source in {one.source for one in rows if not one.is_resolved}}
+        served = {source: Served.lately(source) for source in {one.source for one in rows if not one.is_resolved}}
         for one in rows:
             cast(Any, one).tells_source = len(sources) > 1
         for incident_id, found in open_jobs_of(rows, JOBS_LOOKED_AT).items():
@@ -190,13 +228,23 @@ class RepairableIncidentAdmin(IncidentAdmin):
 
     def incident_context(self, request: HttpRequest, incident: Incident) -> dict[str, Any]:
         """Add what is known of the incident's jobs and their repairs."""
-        by = operator_of(request)
-        context = super().incident_context(request, incident)
-        now = database_now()
-        plan = plan_of(by, Action.INSPECT)
-        served = Served.by(incident.source, now)
+        by, plan = operator_of(request), seen_by(request, Action.INSPECT)
+        served = Served.lately(incident.source)
         judged = judge_jobs(incident, served)
-        counted = judged.tiles
+        letters = DeadLetter.objects.filter(incident=incident).visible_to(by, Action.INSPECT, plan=plan)
+        asked = _asked_for(request, incident)
+        page = keyset_page(
+            asked.among(_shown(letters, incident, asked.shown, judged, served)).defer(*NOT_ON_THE_PAGE),
+            ("-last_seen_at", "-id"), asked.cursor, LETTERS_SHOWN,
+        )  # fmt: skip
+        looked_at = self.looked_at(request, incident, letters, page.rows, judged, served)
+        starts = hours_before(served.at, CHART_HOURS)
+        story = story_of(
+            incident,
+            since=None if incident.last_seen_at < starts[0] else starts[0],
+            letter=looked_at.focus,
+            most_of_job=REPAIRS_SHOWN + 1,
+        )
         repairs = list(
             RepairAction.objects.filter(incident=incident)
             .visible_to(by, Action.INSPECT, plan=plan)
@@ -204,42 +252,39 @@ class RepairableIncidentAdmin(IncidentAdmin):
             .defer("letter__payload_preview", "letter__error_text")
             .newest_first()[: REPAIRS_SHOWN + 1]
         )
-        latest = None if incident.is_resolved else _latest_retry(incident, repairs)
-        failed_again = _failed_again(incident, repairs)
-        first = self.first_to_send(incident, judged, served, by=by)
-        self.add_repair_buttons(context["buttons"], incident, context["may"], judged, latest, first=first, by=by)
-        hidden = {**context["hidden"], "expected": str(len(judged.waiting))}
-        if first is not None:
-            hidden["letter"] = str(first.id)
-        goes_first = first if any(button.hint for button in context["buttons"].bar) else None
-        shown = request.GET.get("show", "all" if incident.is_resolved else "decision")
-        if shown not in SHOWN:
-            raise NotAListParameter("no such set of jobs")
-        only = _chosen_values(request)
-        place = {"show": shown, **only}
-        here = {CURSOR: request.GET[CURSOR]} if request.GET.get(CURSOR) else {}
-        letters = DeadLetter.objects.filter(incident=incident).visible_to(by, Action.INSPECT, plan=plan)
-        listed = _shown(letters, incident, shown, judged, served).defer(*NOT_ON_THE_PAGE)
-        page = keyset_page(
-            listed.filter(**{BROKEN_DOWN_BY[name][1]: value for name, value in only.items()}),
-            ("-last_seen_at", "-id"), request.GET.get(CURSOR, ""), LETTERS_SHOWN,
-        )  # fmt: skip
-        is_awaited, can_be_retried_alone = counted.awaiting > 0, False
-        if incident.is_resolved:
-            of_it = DeadLetter.objects.filter(incident=incident)
-            is_awaited = of_it.filter(state=LetterState.RETRYING).exists()
-            can_be_retried_alone = of_it.filter(state=LetterState.OPEN, message_state=MessageState.FULL.value).exists()
-        site = self.admin_site.name
+        context = self.told_context(request, incident, story.told)
+        self.add_repair_buttons(
+            context["buttons"], incident, context["may"], judged, story.latest_retry, first=looked_at.first, by=by
+        )
         return {
             **context,
-            **self.focus_context(request, incident, letters, page.rows, repairs, judged, served),
-            "hidden": hidden,
-            "timeline": self.with_deeds(context["timeline"], incident, repairs),
-            "tiles": counted,
+            **self.jobs_context(incident, page, asked, judged, served),
+            **self.focus_context(request, incident, looked_at.focus, story, judged, served),
+            **self.first_context(context, looked_at.first, judged),
+            **self.repairs_context(incident, repairs, judged),
+            "timeline": self.with_deeds(context["timeline"], story.deeds),
+            "tiles": judged.tiles,
             "breakdowns": _breakdowns(judged),
             "looked_at": len(judged.waiting),
-            "shown": shown,
-            "shown_words": SHOWN[shown],
+            "no_worker_seen": not served.has_nodes,
+            "policy": served.policies.for_task(incident.job_type),
+            "as_of": served.at,
+            "refresh_url": request.get_full_path(),
+            "chart": _chart(story.hourly, starts),
+            "as_text": as_text(
+                request, incident, judged.tiles, by=by, now=served.at, repaired=context["repaired_words"]
+            ),
+            "as_curl": as_curl(request, incident, judged.tiles.waiting),
+        }
+
+    def jobs_context(
+        self, incident: Incident, page: Page[DeadLetter], asked: AskedFor, judged: Judged, served: Served
+    ) -> dict[str, Any]:
+        """Return the list of its jobs, with what each would do if it ran again."""
+        site = self.admin_site.name
+        return {
+            "shown": asked.shown,
+            "shown_words": SHOWN[asked.shown],
             "letters": [
                 {
                     "letter": one,
@@ -248,85 +293,103 @@ class RepairableIncidentAdmin(IncidentAdmin):
                     "state": letter_words(one, incident),
                     "attempts": attempt_words(one),
                     "error": one.error_class.rpartition(".")[2],
-                    "look": f"?{urlencode({**place, **here, 'job': one.id})}#job",
+                    "look": f"?{urlencode({**asked.here, 'job': one.id})}#job",
                     **_if_run_again(one, judged, served),
                 }
                 for one in page.rows
             ],
-            "letters_next": f"?{urlencode({**place, CURSOR: page.next})}" if page.next else "",
-            "letters_previous": f"?{urlencode({**place, CURSOR: page.previous})}" if page.previous else "",
-            "letters_first": f"?{urlencode(place)}" if here else "",
-            "only": [(BROKEN_DOWN_BY[name][0].lower(), value or "not known") for name, value in only.items()],
-            "repairs": repair_rows(repairs[:REPAIRS_SHOWN], site=site),
+            "letters_next": f"?{urlencode({**asked.place, CURSOR: page.next})}" if page.next else "",
+            "letters_previous": f"?{urlencode({**asked.place, CURSOR: page.previous})}" if page.previous else "",
+            "letters_first": f"?{urlencode(asked.place)}" if asked.cursor else "",
+            "only": [(BROKEN_DOWN_BY[name][0].lower(), value or "not known") for name, value in asked.only.items()],
+        }
+
+    def first_context(self, context: Mapping[str, Any], first: DeadLetter | None, judged: Judged) -> dict[str, Any]:
+        """Return what the buttons send along, and which job they would try first."""
+        hidden = {**context["hidden"], "expected": str(len(judged.waiting))}
+        if first is not None:
+            hidden["letter"] = str(first.id)
+        goes_first = first if any(button.hint for button in context["buttons"].bar) else None
+        return {
+            "hidden": hidden,
+            "goes_first": goes_first,
+            "goes_first_url": letter_url(goes_first.id, site=self.admin_site.name) if goes_first is not None else "",
+            "goes_first_name": letter_name(goes_first) if goes_first is not None else "",
+        }
+
+    def repairs_context(self, incident: Incident, repairs: Sequence[RepairAction], judged: Judged) -> dict[str, Any]:
+        """Return its newest repairs, whether one is waited for, and if a job of a closed one may be retried."""
+        is_awaited, can_be_retried_alone = judged.tiles.awaiting > 0, False
+        if incident.is_resolved:
+            of_it = DeadLetter.objects.filter(incident=incident)
+            alone = of_it.filter(state=LetterState.OPEN, message_state=MessageState.FULL.value)
+            awaited, retriable = capped_counts([of_it.filter(state=LetterState.RETRYING), alone], 0)
+            is_awaited, can_be_retried_alone = awaited > 0, retriable > 0
+        failed_again = _failed_again(incident, repairs)
+        return {
+            "repairs": repair_rows(repairs[:REPAIRS_SHOWN], site=self.admin_site.name),
             "all_repairs": self.repairs_url(incident) if len(repairs) > REPAIRS_SHOWN else "",
             "renew": renewed_after(repairs[0].planned_at if repairs else None) if is_awaited else 0,
             "can_be_retried_alone": can_be_retried_alone,
-            "no_worker_seen": not served.has_nodes,
-            "policy": served.policies.for_task(incident.job_type),
-            "latest": latest,
-            "goes_first": goes_first,
-            "goes_first_url": letter_url(goes_first.id, site=site) if goes_first is not None else "",
-            "goes_first_name": letter_name(goes_first) if goes_first is not None else "",
-            "as_of": now,
-            "refresh_url": request.get_full_path(),
             "failed_again": failed_again,
             "failed_again_url": f"?{urlencode({'job': failed_again.letter_id})}#job" if failed_again else "",
-            "chart": _chart(incident, now),
-            "as_text": as_text(request, incident, counted, by=by, now=now),
-            "as_curl": as_curl(request, incident, counted.waiting),
         }
 
-    def focus_context(
+    def looked_at(
         self,
         request: HttpRequest,
         incident: Incident,
         letters: Any,
         listed: Sequence[DeadLetter],
-        repairs: Sequence[RepairAction],
+        judged: Judged,
+        served: Served,
+    ) -> LookedAt:
+        """Return the job to try first, and the one to show: the chosen one, else the first listed.
+
+        Where none is listed it is the one to try first, else the newest.
+        """
+        ids, _bad = posted_ids([request.GET.get("job", "")])
+        chosen = next((one for one in listed if one.id in ids), None)
+        first_id = None if is_held_by_another(incident, operator_of(request)) else judged.first_safe
+        first = judged.checked[first_id].letter if first_id is not None and judged.checked is not None else None
+        wanted = [*ids[:1]] if chosen is None else []
+        if first is None and first_id is not None:
+            wanted.append(first_id)
+        if wanted:
+            found = {one.id: one for one in letters.filter(id__in=wanted).select_related("message")}
+            chosen = chosen or next((found[one] for one in ids[:1] if one in found), None)
+            if first is None and first_id in found:
+                # The rows of many jobs don't tell what their messages do, so this one is looked at to the end.
+                checked = check_letter(found[first_id], incident, served=served, now=served.at)
+                first = checked.letter if checked.prospect is Prospect.SAFE else None
+        focus = chosen or next(iter(listed), first) or letters.newest_first().first()
+        return LookedAt(first=first, focus=focus)
+
+    def focus_context(
+        self,
+        request: HttpRequest,
+        incident: Incident,
+        chosen: DeadLetter | None,
+        story: IncidentStory,
         judged: Judged,
         served: Served,
     ) -> dict[str, Any]:
-        """Return what is shown of one job of it: the chosen one, else the first that is listed, else the newest."""
-        ids, _bad = posted_ids([request.GET.get("job", "")])
-        chosen = next((one for one in listed if one.id in ids), None)
-        if chosen is None and ids:
-            chosen = letters.filter(id=ids[0]).first()
-        if chosen is None:
-            chosen = listed[0] if listed else letters.newest_first().first()
+        """Return what is shown of one job of it."""
         if chosen is None:
             return {"focus": None}
-        if len(repairs) <= REPAIRS_SHOWN:
-            of_it = [action for action in repairs if action.letter_id == chosen.id]
-        else:
-            of_it = list(
-                RepairAction.objects.filter(letter=chosen).select_related("letter").newest_first()[:REPAIRS_SHOWN]
-            )
-        are_all = len(repairs) <= REPAIRS_SHOWN or len(of_it) < REPAIRS_SHOWN
-        runs = repair_runs([one.new_task_id for one in of_it], are_all=are_all)
-        by, site = operator_of(request), self.admin_site.name
-        may = allowed(by, chosen.resource, [Action.PAYLOADS_READ])
+        site = self.admin_site.name
+        of_it = story.of_job[:REPAIRS_SHOWN]
+        runs = repair_runs([one.new_task_id for one in story.of_job], are_all=len(story.of_job) <= REPAIRS_SHOWN)
+        may = allowed(request, chosen.resource, [Action.PAYLOADS_READ])
         return {
             "focus": job_context(chosen, {**runs, chosen.task_id: ""}, site=site),
             "focus_name": letter_name(chosen),
             "focus_url": letter_url(chosen.id, site=site),
             "focus_state": letter_words(chosen, incident),
             "focus_words": _if_run_again(chosen, judged, served),
-            "focus_repairs": repair_rows(of_it[::-1], site=site),
+            "focus_repairs": repair_rows(of_it[::-1], site=site, runs=runs),
             "reveal": reveal_of(chosen, may, site=site),
         }
-
-    def first_to_send(self, incident: Incident, judged: Judged, served: Served, *, by: Operator) -> DeadLetter | None:
-        """Return the job that a click may try at once: safe, with no question about it or about who has the incident.
-
-        The rows of many jobs don't tell what their messages do, so the one that was chosen is looked at to the end.
-        """
-        letter_id = judged.first_safe
-        if letter_id is None or is_held_by_another(incident, by):
-            return None
-        if judged.checked is not None:
-            return judged.checked[letter_id].letter
-        checked = check_letters([row for row in judged.waiting if row.id == letter_id], incident, served)
-        return next((one.letter for one in checked if one.prospect is Prospect.SAFE), None)
 
     def add_repair_buttons(
         self,
@@ -334,7 +397,7 @@ class RepairableIncidentAdmin(IncidentAdmin):
         incident: Incident,
         may: Allowed,
         judged: Judged,
-        latest: RepairAction | None,
+        latest: ActionState | None,
         *,
         first: DeadLetter | None,
         by: Operator,
@@ -352,7 +415,7 @@ class RepairableIncidentAdmin(IncidentAdmin):
             return
         is_taken = not any(button.is_primary for button in buttons.bar)
         is_alone = counted.retriable == 1
-        has_succeeded = latest is not None and latest.state == ActionState.SUCCEEDED
+        has_succeeded = latest is ActionState.SUCCEEDED
         is_awaited = counted.awaiting > 0
         label = "Retry it" if is_alone else "Retry 1 first"
         buttons.bar.append(
@@ -380,19 +443,12 @@ class RepairableIncidentAdmin(IncidentAdmin):
         listed = reverse("admin:ops_repairs_repairaction_changelist", current_app=self.admin_site.name)
         return f"{listed}?incident={incident_name(incident)}"
 
-    def with_deeds(
-        self, lines: list[TimelineLine], incident: Incident, repairs: Sequence[RepairAction]
-    ) -> list[TimelineLine]:
+    def with_deeds(self, lines: list[TimelineLine], deeds: Iterable[Deed]) -> list[TimelineLine]:
         """Add what people did to its jobs and how that went, a batch as one line."""
         told = [line for line in lines if line.action != INCIDENT_RETRIED]
-        if not repairs and len(told) == len(lines):
-            return told
-        deeds = [
-            TimelineLine(at=deed.at, who=deed.who, what=deed_words(deed), detail=deed.reason)
-            for deed in deeds_of(incident, TIMELINE_ROWS)
-        ]
+        done = [TimelineLine(at=deed.at, who=deed.who, what=deed_words(deed), detail=deed.reason) for deed in deeds]
         # Of one moment, what the system did comes of what a person did, so it is the newer one.
-        return sorted([*told, *deeds], key=lambda line: line.at, reverse=True)[:TIMELINE_ROWS]
+        return sorted([*told, *done], key=lambda line: line.at, reverse=True)[:TIMELINE_ROWS]
 
     def latest_change(self, incident: Incident) -> TimelineLine | None:
         """Look at repairs as well."""
@@ -409,7 +465,7 @@ class RepairableIncidentAdmin(IncidentAdmin):
 
     def undone_words(self, incident: Incident) -> str:
         """Add what the jobs are, and until when they may be retried."""
-        served = Served.by(incident.source, database_now())
+        served = Served.lately(incident.source)
         judged = judge_jobs(incident, served)
         counted = judged.tiles
         parts = [
@@ -433,7 +489,7 @@ class RepairableIncidentAdmin(IncidentAdmin):
         incident = self.visible(request, object_id)
         by = operator_of(request)
         require(by, Action.DEAD_LETTERS_RETRY, incident.resource, IncidentNotFound())
-        served = Served.by(incident.source, database_now())
+        served = served_for(request, incident.source)
         if request.method != "POST":
             return self.confirm(request, self.asking_one(incident, first_to_retry(incident, served), served, by=by))
         ids, _bad = posted_ids([request.POST.get("letter", "")])
@@ -597,7 +653,7 @@ class RepairableIncidentAdmin(IncidentAdmin):
         self, incident: Incident, *, by: Operator, form: RetryForm | None = None, key: str = ""
     ) -> Confirmation:
         """Return the confirmation of retrying all, at most the 1,000 oldest."""
-        served = Served.by(incident.source, database_now())
+        served = Served.lately(incident.source)
         selection = select_open(incident, served)
         run = selection.of(Prospect.SAFE, Prospect.NOT_DECLARED)
         asked_about = selection.of(Prospect.AMBIGUOUS)
@@ -629,6 +685,11 @@ class RepairableIncidentAdmin(IncidentAdmin):
             note=_takes(incident) if run or asked_about else "",
             key=key,
         )
+
+
+def served_for(request: HttpRequest, source: str) -> Served:
+    """Return what the workers serve: as of now for a form that was sent, of a moment ago for a page that asks."""
+    return Served.by(source, database_now()) if request.method == "POST" else Served.lately(source)
 
 
 def must_ask(request: HttpRequest, chosen: Checked) -> bool:
@@ -769,15 +830,6 @@ def _shown(letters: Any, incident: Incident, shown: str, judged: Judged, served:
     return waiting.filter(judged.rows(Prospect(shown), incident, served))
 
 
-def _latest_retry(incident: Incident, newest: Sequence[RepairAction]) -> RepairAction | None:
-    """Return the newest retry of the running episode; ``newest`` are the newest repairs, one page of them."""
-    for action in newest:
-        is_retry = action.action_type in RETRIES and action.state != ActionState.CANCELLED
-        if is_retry and action.planned_at >= incident.opened_at:
-            return action
-    return latest_retry(incident) if len(newest) > REPAIRS_SHOWN else None
-
-
 def _failed_again(incident: Incident, newest: Sequence[RepairAction]) -> RepairAction | None:
     """Return the repair that was the last to be settled, if it has failed and its job waits for a decision again."""
     settled = [one for one in newest if one.settled_at is not None and one.state != ActionState.CANCELLED]
@@ -787,12 +839,15 @@ def _failed_again(incident: Incident, newest: Sequence[RepairAction]) -> RepairA
     return last if last.letter.state == LetterState.OPEN else None
 
 
-def _chosen_values(request: HttpRequest) -> dict[str, str]:
-    """Return which of the breakdowns' values the address wants; raises ``NotAListParameter`` for what is no text."""
-    found = {name: request.GET[name] for name in BROKEN_DOWN_BY if name in request.GET}
-    if any("\x00" in value for value in found.values()):
+def _asked_for(request: HttpRequest, incident: Incident) -> AskedFor:
+    """Return which jobs the address wants; raises ``NotAListParameter`` for what is none of the page's."""
+    shown = request.GET.get("show", "all" if incident.is_resolved else "decision")
+    if shown not in SHOWN:
+        raise NotAListParameter("no such set of jobs")
+    only = {name: request.GET[name] for name in BROKEN_DOWN_BY if name in request.GET}
+    if any("\x00" in value for value in only.values()):
         raise NotAListParameter("no such value")
-    return found
+    return AskedFor(shown=shown, only=only, cursor=request.GET.get(CURSOR, ""))
 
 
 def _until_when(judged: Judged, served: Served) -> str:
@@ -817,14 +872,20 @@ def _breakdowns(judged: Judged) -> list[Breakdown]:
     return [one for one in found if one.values > 1]
 
 
-def _chart(incident: Incident, now: datetime) -> dict[str, Any]:
-    """Return the bars of the last 48 hours, with what they count."""
-    chart = hour_chart({}, now, "")
-    if incident.last_seen_at < chart.begin:
-        return {"chart": chart, "noun": "failures", "is_capped": False}
-    hourly = failures_per_hour(incident, chart.begin)
-    noun = "jobs, by their last failure" if hourly.of_jobs else "final failures"
-    return {"chart": hour_chart(hourly.counts, now, noun), "noun": noun, "is_capped": hourly.is_capped}
+def _chart(hourly: Hourly | None, starts: Sequence[datetime]) -> dict[str, Any]:
+    """Return a bar for each hour of ``starts``, with what they count; None is none at all."""
+    counts: Mapping[datetime, int] = {} if hourly is None else hourly.counts
+    noun = "failures"
+    if hourly is not None:
+        noun = "jobs, by their last failure" if hourly.of_jobs else "final failures"
+    values = [counts.get(start, 0) for start in starts]
+    return {
+        "chart": bar_chart(noun=noun, starts=starts, step=HOUR, values=values, height=CHART_HEIGHT),
+        "begin": starts[0],
+        "middle": starts[len(starts) // 2],
+        "noun": noun,
+        "is_capped": hourly is not None and hourly.is_capped,
+    }
 
 
 def reveal_of(letter: DeadLetter, may: Allowed, *, site: str) -> dict[str, Any]:

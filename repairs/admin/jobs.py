@@ -153,15 +153,14 @@ class JobAdmin(OperatorAdmin):
 
     def visible(self, request: HttpRequest, job_id: UUID) -> JobPage:
         """Return a job that this operator may see; raises ``Http404``, audited."""
-        by = operator_of(request)
-        require_readable(by, Action.INSPECT, Job.objects.scope(job_id))
-        return job_page(by, job_id)
+        require_readable(request, Action.INSPECT, Job.objects.scope(job_id))
+        return job_page(operator_of(request), job_id)
 
     def page_view(self, request: HttpRequest, object_id: UUID) -> HttpResponse:
         """Answer with one job, the record that it works on as it stands now, and what became of it."""
         page = self.visible(request, object_id)
         job, letter = page.job, page.letter
-        may = allowed(operator_of(request), job.resource, [Action.PAYLOADS_READ])
+        may = allowed(request, job.resource, [Action.PAYLOADS_READ])
         context = self.page_context(
             request,
             f"{job.kind} {job_name(job)}",

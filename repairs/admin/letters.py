@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 from uuid import UUID
 
 from django.contrib import admin, messages
@@ -29,18 +29,19 @@ from grants.pages import (
     posted_ids,
     posted_key,
     require,
+    seen_by,
 )
 from incidents.admin import Button, Buttons, incident_name, seen, state_words, with_version
 from incidents.models import Incident
-from opsconsole.core.admin import Cell, Pill, again, thousands, when
+from opsconsole.core.admin import BulkAction, Cell, Pill, again, thousands, when
 from opsconsole.core.database import database_now
 from opsconsole.core.errors import OpsError
 from opsconsole.core.ids import new_id
-from repairs.admin.incidents import carry_out, must_ask, refused_words, retry_form, reveal_of
+from repairs.admin.decisions import DISCARD, DONE, Decision
+from repairs.admin.incidents import carry_out, must_ask, refused_words, retry_form, reveal_of, served_for
 from repairs.admin.words import (
     LISTED,
     TALK_FIRST,
-    DoneForm,
     ReasonForm,
     automatic_retries,
     held_by_another,
@@ -58,9 +59,9 @@ from repairs.payloads import read_payload
 from repairs.prospects import FULLY_CHECKED, Checked, Prospect, check_letter, prospect_of
 from repairs.reconciliation.retention import message_kept_until
 from repairs.refusals import LOADED, Served, load_messages, unload_messages
-from repairs.services import LetterMutation, close_letter_as_done, discard_letter, retry_letter
+from repairs.services import retry_letter
 
-RETRY_SELECTED = "retry_selected"
+RETRY_SELECTED = BulkAction(value="retry_selected", label="Retry selected…")
 REPAIRS_SHOWN = 50
 VERBS = {Action.DEAD_LETTERS_RETRY: "Retry", Action.DEAD_LETTERS_DISCARD: "Discard"}
 
@@ -68,7 +69,8 @@ VERBS = {Action.DEAD_LETTERS_RETRY: "Retry", Action.DEAD_LETTERS_DISCARD: "Disca
 class RepairableLetterAdmin(DeadLetterAdmin):
     """The failed job as the console registers it."""
 
-    bulk_actions = ((RETRY_SELECTED, "Retry selected…"),)
+    bulk_actions: ClassVar[tuple[BulkAction, ...]] = (RETRY_SELECTED,)
+    bulk_needs: ClassVar[dict[str, Action]] = {RETRY_SELECTED.value: Action.DEAD_LETTERS_RETRY}
     pages = (
         *DeadLetterAdmin.pages,
         ("retry", "<uuid:object_id>/retry/", "retry_view"),
@@ -82,13 +84,12 @@ class RepairableLetterAdmin(DeadLetterAdmin):
     def list_context(self, request: HttpRequest, cl: Any) -> dict[str, Any]:
         """Look at what is listed as a retry would, so that no list calls safe what its own page says can't be sent."""
         waiting = [one for one in cl.result_list if not one.is_closed(one.incident) and one.state == LetterState.OPEN]
-        now = database_now()
-        served = {source: Served.by(source, now) for source in {one.source for one in waiting}}
+        served = {source: Served.lately(source) for source in {one.source for one in waiting}}
         for start in range(0, len(waiting), LOADED):
             few = waiting[start : start + LOADED]
             load_messages(few)
             for one in few:
-                one.checked = check_letter(one, one.incident, served=served[one.source], now=now)
+                one.checked = check_letter(one, one.incident, served=served[one.source], now=served[one.source].at)
             unload_messages(few)
         return super().list_context(request, cl)
 
@@ -103,23 +104,27 @@ class RepairableLetterAdmin(DeadLetterAdmin):
 
     # -- page ----------------------------------------------------------------------------------------------------------
 
-    def letter_context(self, request: HttpRequest, letter: DeadLetter) -> dict[str, Any]:
+    def letter_context(
+        self, request: HttpRequest, letter: DeadLetter, runs: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
         """Add its repairs, oldest first: what was sent instead of what."""
-        context = super().letter_context(request, letter)
         by, site = operator_of(request), self.admin_site.name
-        actions = (
+        actions = list(
             RepairAction.objects.filter(letter=letter)
-            .visible_to(by, Action.INSPECT)
-            .select_related("letter")
-            .newest_first()[:REPAIRS_SHOWN]
+            .visible_to(by, Action.INSPECT, plan=seen_by(request, Action.INSPECT))
+            .newest_first()[: REPAIRS_SHOWN + 1]
         )
-        rows = repair_rows(actions, site=site)[::-1]
+        for action in actions:
+            action.letter = letter
+        sent = repair_runs([one.new_task_id for one in actions], are_all=len(actions) <= REPAIRS_SHOWN)
+        context = super().letter_context(request, letter, {**sent, **(runs or {})})
+        rows = repair_rows(actions[:REPAIRS_SHOWN], site=site, runs=sent)[::-1]
         checked = None
         if letter.state == LetterState.OPEN:
-            now = database_now()
-            checked = check_letter(letter, letter.incident, served=Served.by(letter.source, now), now=now)
+            served = Served.lately(letter.source)
+            checked = check_letter(letter, letter.incident, served=served, now=served.at)
         is_awaited = letter.state == LetterState.RETRYING
-        may = allowed(by, letter.resource, (*VERBS, Action.PAYLOADS_READ))
+        may = allowed(request, letter.resource, (*VERBS, Action.PAYLOADS_READ))
         until = message_kept_until(letter, letter.incident)
         kept = [("Message kept until", when(until))] if until is not None and letter.message_state == "full" else []
         return {
@@ -162,12 +167,6 @@ class RepairableLetterAdmin(DeadLetterAdmin):
         found.missing = may.missing(VERBS)
         return found
 
-    def runs(self, letter: DeadLetter) -> dict[str, str]:
-        """Add the ids that its repairs were sent under: each has attempts of its own."""
-        sent = RepairAction.objects.filter(letter=letter).newest_first().values_list("new_task_id", flat=True)
-        found = list(sent[: REPAIRS_SHOWN + 1])
-        return {**repair_runs(found, are_all=len(found) <= REPAIRS_SHOWN), **super().runs(letter)}
-
     # -- one -----------------------------------------------------------------------------------------------------------
 
     def retry_view(self, request: HttpRequest, object_id: UUID) -> HttpResponse:
@@ -175,9 +174,8 @@ class RepairableLetterAdmin(DeadLetterAdmin):
         letter = self.visible(request, object_id)
         by = operator_of(request)
         require(by, Action.DEAD_LETTERS_RETRY, letter.resource, LetterNotFound())
-        now = database_now()
-        served = Served.by(letter.source, now)
-        checked = check_letter(letter, letter.incident, served=served, now=now)
+        served = served_for(request, letter.source)
+        checked = check_letter(letter, letter.incident, served=served, now=served.at)
         if request.method != "POST" or must_ask(request, checked):
             status = 200 if request.method != "POST" else 400
             return self.confirm(request, self.asking(letter, checked, served, by=by), status=status)
@@ -231,42 +229,11 @@ class RepairableLetterAdmin(DeadLetterAdmin):
 
     def done_view(self, request: HttpRequest, object_id: UUID) -> HttpResponse:
         """State that a job has happened already."""
-        letter = self.visible(request, object_id)
-        by = operator_of(request)
-        require(by, Action.DEAD_LETTERS_RETRY, letter.resource, LetterNotFound())
-        section = Section(
-            heading="It will not run again",
-            tone="warn",
-            text="You state that its work has been done. Its record, its message and its history stay.",
-        )
-        asked = Confirmation(
-            title=f"Close {letter_name(letter)} as already happened?",
-            submit="Close as done",
-            cancel_url=self.url("page", letter.id),
-            sections=[*held_by_another(letter.incident, by), section],
-            form=DoneForm(request.POST or None),
-        )
-        return self.decide(request, letter, asked, close_letter_as_done, "closed as already happened")
+        return self.decide(request, object_id, DONE)
 
     def discard_view(self, request: HttpRequest, object_id: UUID) -> HttpResponse:
         """Give a job up for good."""
-        letter = self.visible(request, object_id)
-        by = operator_of(request)
-        require(by, Action.DEAD_LETTERS_DISCARD, letter.resource, LetterNotFound())
-        section = Section(
-            heading="This cannot be undone",
-            tone="bad",
-            text="Its message is removed now, so it can never run again. Its record and its history stay.",
-        )
-        asked = Confirmation(
-            title=f"Discard {letter_name(letter)}?",
-            submit="Discard it for good",
-            cancel_url=self.url("page", letter.id),
-            sections=[*held_by_another(letter.incident, by), section],
-            form=ReasonForm(request.POST or None),
-            is_danger=True,
-        )
-        return self.decide(request, letter, asked, discard_letter, "discarded")
+        return self.decide(request, object_id, DISCARD)
 
     def payload_view(self, request: HttpRequest, object_id: UUID) -> HttpResponse:
         """Show what a job was called with, once and in full, for a reason that the audit trail keeps (B3)."""
@@ -307,32 +274,37 @@ class RepairableLetterAdmin(DeadLetterAdmin):
         )
         return TemplateResponse(request, "ops/payload.html", context)
 
-    def decide(
-        self,
-        request: HttpRequest,
-        letter: DeadLetter,
-        asked: Confirmation,
-        service: Callable[..., LetterMutation],
-        done_words: str,
-    ) -> HttpResponse:
+    def decide(self, request: HttpRequest, letter_id: UUID, decision: Decision) -> HttpResponse:
         """Show the confirmation of a decision about one job, or take the decision by its service."""
-        if request.method != "POST" or asked.form is None or not asked.form.is_valid():
-            return self.confirm(
-                request, self.deciding(letter, asked, request.POST), status=400 if request.method == "POST" else 200
-            )
-        answers = asked.form.cleaned_data
+        letter = self.visible(request, letter_id)
         by = operator_of(request)
+        require(by, decision.action, letter.resource, LetterNotFound())
+        form = decision.form(request.POST or None)
+        page = self.url("page", letter.id)
+        if request.method != "POST" or not form.is_valid():
+            asked = Confirmation(
+                title=decision.title.format(letter_name(letter)),
+                submit=decision.submit,
+                cancel_url=page,
+                sections=[*held_by_another(letter.incident, by), decision.warning],
+                form=form,
+                is_danger=decision.is_danger,
+            )
+            status = 400 if request.method == "POST" else 200
+            return self.confirm(request, self.deciding(letter, asked, request.POST), status=status)
         try:
             key = posted_key(request)
             done = with_version(
                 request.POST,
                 letter.incident_id,
-                lambda version: service(letter_id=letter.id, by=by, key=key, version=version, **answers),
+                lambda version: decision.service(
+                    letter_id=letter.id, by=by, key=key, version=version, **form.cleaned_data
+                ),
             )
         except OpsError as refusal:
             return self.refuse(request, refusal, letter)
-        messages.success(request, f"{letter_name(letter)} is {done_words}{again(done.idempotent_replay)}")
-        return HttpResponseRedirect(asked.cancel_url)
+        messages.success(request, f"{letter_name(letter)} is {decision.done}{again(done.idempotent_replay)}")
+        return HttpResponseRedirect(page)
 
     def deciding(self, letter: DeadLetter, asked: Confirmation, posted: Mapping[str, Any]) -> Confirmation:
         """Return the confirmation with what was seen; one about a job that is not open any more has no button.
@@ -367,13 +339,14 @@ class RepairableLetterAdmin(DeadLetterAdmin):
 
     # -- several -------------------------------------------------------------------------------------------------------
 
-    def bulk_actions_for(self, request: HttpRequest) -> list[tuple[str, str]]:
-        """Offer the action to who may retry anything at all; each job is asked about when it comes to it."""
-        return super().bulk_actions_for(request) if Action.DEAD_LETTERS_RETRY in held_by(request) else []
+    def bulk_actions_for(self, request: HttpRequest) -> list[BulkAction]:
+        """Offer what somebody may do to anything at all; each job is asked about when it comes to it."""
+        held = held_by(request)
+        return [one for one in super().bulk_actions_for(request) if self.bulk_needs[one.value] in held]
 
     def act_on_selected(self, request: HttpRequest) -> HttpResponse:
         """Show what retrying the selected jobs would do; once confirmed, retry them one by one (ADM-01)."""
-        if request.POST.get("action") != RETRY_SELECTED:
+        if request.POST.get("action") != RETRY_SELECTED.value:
             return super().act_on_selected(request)
         ids, bad = posted_ids([*request.POST.getlist("_selected_action"), *request.POST.get("letters", "").split()])
         if not ids or len(ids) > MOST_SELECTED:
@@ -419,12 +392,12 @@ class RepairableLetterAdmin(DeadLetterAdmin):
         refused = 0
         for letter_id in ids:
             if letter_id not in letters:
-                refused += not self._may_retry(by, letter_id)
+                refused += not self.may_decide(by, Action.DEAD_LETTERS_RETRY, letter_id)
         # Oldest first, as with every other way of retrying several.
         checked = self._check(sorted(letters.values(), key=lambda one: (one.first_seen_at, one.id)))
         run = [one for one in checked if one.prospect in (Prospect.SAFE, Prospect.NOT_DECLARED)]
         sections = [
-            *(self._held_by_others([one.letter.incident for one in checked], by) if run else []),
+            *(self.held_by_others([one.letter.incident for one in checked], by) if run else []),
             *sections_for(
                 checked, queue="each in the queue it came from", site=self.admin_site.name, skips_ambiguous=True
             ),
@@ -439,14 +412,14 @@ class RepairableLetterAdmin(DeadLetterAdmin):
             cancel_url=request.get_full_path(),
             sections=sections,
             hidden={
-                "action": RETRY_SELECTED,
+                "action": RETRY_SELECTED.value,
                 "confirmed": "yes",
                 "letters": " ".join(str(one.letter.id) for one in run),
             },
             key=str(new_id()),
         )
 
-    def _held_by_others(self, incidents: list[Incident], by: Operator) -> list[Section]:
+    def held_by_others(self, incidents: list[Incident], by: Operator) -> list[Section]:
         """Return a warning that names each incident of the selected jobs that somebody else is at work on."""
         held = {one.id: one for one in incidents if is_held_by_another(one, by)}
         if not held:
@@ -466,9 +439,10 @@ class RepairableLetterAdmin(DeadLetterAdmin):
             )
         ]
 
-    def _may_retry(self, by: Operator, letter_id: UUID) -> bool:
+    def may_decide(self, by: Operator, action: Action, letter_id: UUID) -> bool:
+        """Say whether somebody may do that to a job; a refusal is audited."""
         try:
-            require(by, Action.DEAD_LETTERS_RETRY, DeadLetter.objects.scope(letter_id), LetterNotFound())
+            require(by, action, DeadLetter.objects.scope(letter_id), LetterNotFound())
         except OpsError:
             return False
         return True

@@ -105,7 +105,7 @@ class RepairActionAdmin(OperatorAdmin):
 
     def visible(self, request: HttpRequest, repair_id: UUID) -> RepairAction:
         """Return a repair that this operator may see; raises ``Http404``, audited."""
-        require_readable(operator_of(request), Action.INSPECT, RepairAction.objects.scope(repair_id))
+        require_readable(request, Action.INSPECT, RepairAction.objects.scope(repair_id))
         found: RepairAction = RepairAction.objects.select_related("letter__incident", "incident").get(id=repair_id)
         return found
 
@@ -114,7 +114,7 @@ class RepairActionAdmin(OperatorAdmin):
         action = self.visible(request, object_id)
         buttons = Buttons()
         if action.state in (ActionState.PLANNED, ActionState.SENT):
-            may = allowed(operator_of(request), action.letter.resource, [Action.DEAD_LETTERS_RETRY])
+            may = allowed(request, action.letter.resource, [Action.DEAD_LETTERS_RETRY])
             if Action.DEAD_LETTERS_RETRY in may:
                 buttons.bar.append(Button(label="Withdraw…", url=self.url("cancel", action.id)))
             buttons.missing = may.missing({Action.DEAD_LETTERS_RETRY: "Withdraw"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -26,7 +26,7 @@ from repairs.errors import JobOvertaken
 from repairs.models import RETRIES, ActionState, ActionType, ProviderAnswer, RepairAction
 from repairs.prospects import Checked, Prospect
 from repairs.refusals import Served
-from repairs.selectors import Deed
+from repairs.story import Deed
 
 ACTION_WORDS = {
     ActionType.RETRY_MESSAGE: "Retry",
@@ -96,8 +96,8 @@ def repair_words(action: RepairAction, now: datetime | None = None) -> str:
 def deed_words(deed: Deed) -> str:
     """Return what somebody did to some jobs, and how that went, without the reason."""
     jobs = f"{thousands(deed.jobs)} jobs" if deed.jobs != 1 else "1 job"
-    if deed.letter is not None:
-        jobs = f"{jobs} ({letter_name(deed.letter)})"
+    if deed.job:
+        jobs = f"{jobs} ({deed.job})"
     what = DEED_WORDS[ActionType(deed.action_type)].format(jobs=jobs)
     if deed.action_type not in RETRIES:
         return what
@@ -166,11 +166,15 @@ class RepairRow:
     url: str
     letter_url: str
     job: str
+    run: str = ""  # what its run is called among those of its job
 
 
-def repair_rows(actions: Iterable[RepairAction], *, site: str) -> list[RepairRow]:
-    """Return repairs, whose letters were fetched with them, as rows."""
+def repair_rows(
+    actions: Iterable[RepairAction], *, site: str, runs: Mapping[str, str] | None = None
+) -> list[RepairRow]:
+    """Return repairs, whose letters were fetched with them, as rows; ``runs`` names them by the id of their run."""
     now = timezone.now()
+    named = runs or {}
     return [
         RepairRow(
             action=one,
@@ -180,6 +184,7 @@ def repair_rows(actions: Iterable[RepairAction], *, site: str) -> list[RepairRow
             url=reverse("admin:ops_repairs_repairaction_page", args=[one.id], current_app=site),
             letter_url=letter_url(one.letter_id, site=site),
             job=letter_name(one.letter),
+            run=named.get(one.new_task_id, ""),
         )
         for one in actions
     ]

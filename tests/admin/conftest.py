@@ -11,6 +11,7 @@ from django.test import Client
 from deadletters.models import DeadLetter
 from grants.operators import Operator
 from opsconsole.console import machinery, overview
+from repairs.refusals import forget_served
 from tests.cast import Cast, cast  # noqa: F401 - a fixture
 from tests.factories import dead_letter
 
@@ -19,11 +20,11 @@ SignIn = Callable[[Operator], Client]
 
 @pytest.fixture(autouse=True)
 def _read_the_machinery_afresh() -> Iterator[None]:
-    machinery.forget()
-    overview.forget()
+    for forget in (machinery.forget, overview.forget, forget_served):
+        forget()
     yield
-    machinery.forget()
-    overview.forget()
+    for forget in (machinery.forget, overview.forget, forget_served):
+        forget()
 
 
 @pytest.fixture

@@ -119,6 +119,7 @@ PAGES: dict[str, Page] = {
     "ops_incidents_incident_newer": Page(path=lambda _: "/ops/incidents/newer/?since=1", nobody=403, other=200),
     "ops_incidents_incident_page": of_incident(),
     "ops_incidents_incident_take": of_incident("take/", (Action.INCIDENTS_ACKNOWLEDGE,)),
+    "ops_incidents_incident_release": of_incident("release/", (Action.INCIDENTS_ACKNOWLEDGE,)),
     "ops_incidents_incident_close": of_incident("close/", CLOSE),
     "ops_incidents_incident_retry_one": of_incident("retry-one/", RETRY),
     "ops_incidents_incident_retry_all": of_incident("retry/", RETRY),

@@ -16,11 +16,13 @@ from deadletters.arguments import describe_signature
 from deadletters.models import DeadLetter, LetterState, WorkerNode
 from grants.actions import Action
 from grants.models import AuditEvent
+from grants.words import may_words
 from incidents.models import Incident
 from incidents.services import acknowledge_incident, resolve_incident
 from opsconsole.core.database import database_now
 from opsconsole.core.ids import new_id
 from repairs.models import ActionState, RepairAction, RepairBatch
+from repairs.refusals import forget_served
 from repairs.services import discard_letter, retry_incident, retry_letter
 from tests.admin.conftest import SignIn
 from tests.admin.tools import confirm, fail_again, hidden_fields, mark_sent, newest_repair, succeed, text_of
@@ -62,6 +64,7 @@ def test_the_page_names_the_team_and_links_the_runbook_of_the_tasks_policy(
     client = sign_in(cast.olga)
     assert "Runbook" not in text_of(client.get(_url(letter.incident)).content.decode())
     address = 'https://runbooks.example/"><script>alert(1)</script>'
+    forget_served()
     settings.OPSCONSOLE_TASK_POLICIES = [{"pattern": "shop.*", "team": "Mail <b>", "runbook": address}]
     page = client.get(_url(letter.incident)).content.decode()
     assert "Team Mail <b> · Runbook" in text_of(page)
@@ -108,7 +111,7 @@ def test_a_button_that_may_not_be_pressed_is_absent_and_one_line_names_the_grant
     text = text_of(client.get(_url(letter.incident)).content.decode())
     assert _labels(client, letter.incident) == []
     for action in ("incidents.acknowledge", "incidents.resolve", "incidents.close-unrepaired", "dead-letters.retry"):
-        assert f"needs the permission {action} on tenant default" in text
+        assert f"needs the permission {action} ({may_words(action)}) on tenant default" in text
 
 
 def test_closing_without_repair_needs_its_own_grant(letter: DeadLetter, cast: Cast, sign_in: SignIn) -> None:
@@ -467,7 +470,7 @@ def test_a_failed_repair_is_back_as_repair_failed_with_its_lineage(
     assert f"The last retry failed again: {DeadLetter.objects.get().error_class} ." in text
     page = text_of(client.get(f"/ops/dead-letters/{letter.id}/").content.decode())
     assert f"{letter.task_id} failed" in page
-    assert f"→ {newest_repair().new_task_id} Repair failed" in page
+    assert f"→ repair 1 {newest_repair().new_task_id} Repair failed" in page
 
 
 def test_the_jobs_of_a_big_incident_are_paged(letter: DeadLetter, cast: Cast, sign_in: SignIn) -> None:
@@ -625,6 +628,7 @@ def test_of_many_jobs_those_that_are_too_old_are_listed_as_such(
     DeadLetter.objects.filter(id=letter.id).update(first_seen_at=database_now() - timedelta(seconds=120))
     client = sign_in(cast.ada)
     for seconds, blocked in ((60, [letter.id]), (10**15, [])):
+        forget_served()
         settings.OPSCONSOLE_TASK_POLICIES = [{"pattern": "shop.*", "max_age_seconds": seconds}]
         answer = client.get(_url(letter.incident) + "?show=blocked")
         assert [row["letter"].id for row in answer.context["letters"]] == blocked
@@ -780,3 +784,50 @@ def test_what_is_said_once_is_left_longer_where_the_whole_page_is_fetched_again(
 ) -> None:
     answer = confirm(sign_in(cast.ada), f"/ops/dead-letters/{letter.id}/retry/", follow=True)
     assert '<meta http-equiv="refresh" content="15">' in answer.content.decode()
+
+
+def test_an_incident_that_lost_its_holder_says_who_had_it_until_what(
+    letter: DeadLetter, cast: Cast, sign_in: SignIn
+) -> None:
+    """C1: until somebody takes it again."""
+    dead_letter()
+    client = sign_in(cast.ada)
+
+    def said() -> str:
+        return text_of(client.get(_url(letter.incident)).content.decode())
+
+    acknowledge_incident(incident_id=letter.incident_id, by=cast.olga, key="k")
+    assert "Was taken by" not in said()
+    retry_letter(letter_id=letter.id, by=cast.olga, key="k")
+    fail_again(mark_sent(newest_repair()))
+    event = AuditEvent.objects.get(action="operations.incident_reopened")
+    moment = f"{event.at.astimezone(UTC):%d %b %Y %H:%M:%S}"
+    assert f"Was taken by olga until a repair failed at {moment} UTC. Nobody has it now." in said()
+    _take(client, letter.incident)
+    assert "Was taken by" not in said()
+
+
+def test_the_holder_gives_it_back_with_one_press(letter: DeadLetter, cast: Cast, sign_in: SignIn) -> None:
+    """A9: an old page that is sent again says so, and changes nothing."""
+    client = sign_in(cast.olga)
+    _take(client, letter.incident)
+    assert ("Give it back", False) in _labels(client, letter.incident)
+    fields = hidden_fields(client.get(_url(letter.incident)).content.decode(), _url(letter.incident, "release/"))
+    for end in (" now.", " now: that was done before, and nothing was repeated."):
+        answer = client.post(_url(letter.incident, "release/"), fields, follow=True)
+        assert f"Nobody has INC-{letter.incident.number:04d}{end}" in text_of(answer.content.decode())
+    assert Incident.objects.get().state == "open"
+    assert "olga gave it back" in text_of(client.get(_url(letter.incident)).content.decode())
+
+
+def test_giving_back_what_another_has_asks_first_and_names_them_on_the_timeline(
+    letter: DeadLetter, cast: Cast, sign_in: SignIn
+) -> None:
+    acknowledge_incident(incident_id=letter.incident_id, by=cast.olga, key="k")
+    client = sign_in(cast.ada)
+    assert ("Give it back for olga…", False) in _labels(client, letter.incident)
+    page = text_of(client.get(_url(letter.incident, "release/")).content.decode())
+    assert "olga has had it for 0 s" in page
+    confirm(client, _url(letter.incident, "release/"))
+    assert "ada gave it back: olga had it" in text_of(client.get(_url(letter.incident)).content.decode())
+    assert "Give it back" not in {label for label, _ in _labels(sign_in(cast.vera), letter.incident)}

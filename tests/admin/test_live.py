@@ -123,7 +123,19 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overview, "KEPT_SECONDS", 0.0)
 
 
-browser_test = pytest.mark.usefixtures("soon")
+@pytest.fixture
+def burning(page: Page, soon: None, cast: Cast) -> Page:
+    """The overview of who sees all, with one incident on it."""
+    dead_letter()
+    log_in(page)
+    return page
+
+
+def browser_test(function: Any) -> Any:
+    """Let a test run in a browser, beside the server that answers it."""
+    for mark in (pytest.mark.browser, pytest.mark.django_db(transaction=True)):
+        function = mark(function)
+    return function
 
 
 def number(page: Page, noun: str = "Incidents needing action") -> str:
@@ -137,11 +149,8 @@ def wait_for_number(page: Page, wanted: str) -> None:
 
 
 @browser_test
-@pytest.mark.browser
-@pytest.mark.django_db(transaction=True)
-def test_a_change_is_there_by_the_next_look_unless_it_is_paused(page: Page, cast: Cast) -> None:
-    dead_letter()
-    log_in(page)
+def test_a_change_is_there_by_the_next_look_unless_it_is_paused(burning: Page) -> None:
+    page = burning
     assert number(page) == "1"
     page.evaluate("window.isTheSameDocument = true")
     dead_letter(task="shop.second")
@@ -158,12 +167,9 @@ def test_a_change_is_there_by_the_next_look_unless_it_is_paused(page: Page, cast
 
 
 @browser_test
-@pytest.mark.browser
-@pytest.mark.django_db(transaction=True)
-def test_what_has_focus_or_is_marked_is_left_alone_and_renewed_afterwards(page: Page, cast: Cast) -> None:
+def test_what_has_focus_or_is_marked_is_left_alone_and_renewed_afterwards(burning: Page) -> None:
     """The part in which somebody is at work stays; the others go on, and it follows once it is left."""
-    dead_letter()
-    log_in(page)
+    page = burning
     link = page.locator("a.ops-card-link").first
     link.focus()
     link.evaluate("(element) => { element.isTheSameElement = true; }")
@@ -186,8 +192,7 @@ def test_what_has_focus_or_is_marked_is_left_alone_and_renewed_afterwards(page: 
 
 
 @browser_test
-@pytest.mark.browser
-@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("soon")
 def test_the_machinerys_line_is_kept_up_to_date_as_well(
     page: Page, cast: Cast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,11 +207,8 @@ def test_the_machinerys_line_is_kept_up_to_date_as_well(
 
 
 @browser_test
-@pytest.mark.browser
-@pytest.mark.django_db(transaction=True)
-def test_a_fold_stays_open(page: Page, cast: Cast) -> None:
-    dead_letter()
-    log_in(page)
+def test_a_fold_stays_open(burning: Page) -> None:
+    page = burning
     page.get_by_text("The numbers as a table").click()
     page.get_by_role("button", name="Pause").focus()
     now = database_now()
@@ -218,8 +220,7 @@ def test_a_fold_stays_open(page: Page, cast: Cast) -> None:
 
 
 @browser_test
-@pytest.mark.browser
-@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("soon")
 def test_without_an_answer_the_page_says_how_old_it_is(browser: Browser, live_server: Any, cast: Cast) -> None:
     """And goes on by itself once there is one. The console's messages about the failed requests are the point here."""
     dead_letter()
@@ -241,8 +242,7 @@ def test_without_an_answer_the_page_says_how_old_it_is(browser: Browser, live_se
 
 
 @browser_test
-@pytest.mark.browser
-@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("ended", ["session", "grant"])
 def test_who_is_no_longer_let_in_is_asked_to_sign_in_and_it_stops(
     ended: str, browser: Browser, live_server: Any, cast: Cast
@@ -266,12 +266,9 @@ def test_who_is_no_longer_let_in_is_asked_to_sign_in_and_it_stops(
 
 
 @browser_test
-@pytest.mark.browser
-@pytest.mark.django_db(transaction=True)
-def test_an_answer_that_is_not_the_consoles_leaves_the_page_stale(page: Page, cast: Cast) -> None:
+def test_an_answer_that_is_not_the_consoles_leaves_the_page_stale(burning: Page) -> None:
     """Such as the page on which a proxy asks who one is, with status 200."""
-    dead_letter()
-    log_in(page)
+    page = burning
     page.route("**/ops/live/**", lambda route: route.fulfill(status=200, body="<h1>Who are you?</h1>"))
     page.get_by_text("Not updated since").wait_for(timeout=WAIT_MS)
     assert number(page) == "1"
@@ -280,11 +277,8 @@ def test_an_answer_that_is_not_the_consoles_leaves_the_page_stale(page: Page, ca
 
 
 @browser_test
-@pytest.mark.browser
-@pytest.mark.django_db(transaction=True)
-def test_a_hidden_page_asks_nothing_and_one_that_is_seen_again_asks_at_once(page: Page, cast: Cast) -> None:
-    dead_letter()
-    log_in(page)
+def test_a_hidden_page_asks_nothing_and_one_that_is_seen_again_asks_at_once(burning: Page) -> None:
+    page = burning
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url) if "/live/" in request.url else None)
     hide = """(hidden) => {
@@ -301,8 +295,7 @@ def test_a_hidden_page_asks_nothing_and_one_that_is_seen_again_asks_at_once(page
     wait_for_number(page, "2")
 
 
-@pytest.mark.browser
-@pytest.mark.django_db(transaction=True)
+@browser_test
 def test_without_scripts_the_page_is_whole(browser: Browser, live_server: Any, cast: Cast) -> None:
     dead_letter()
     context = browser.new_context(base_url=live_server.url, java_script_enabled=False)

@@ -216,3 +216,20 @@ def test_a_password_is_changed_here(cast: Cast, sign_in: SignIn) -> None:
     assert client.post("/ops/password_change/", values)["Location"] == "/ops/password_change/done/"
     assert client.get("/ops/password_change/done/").status_code == 200
     assert client.post("/ops/password_change/", values).status_code == 200
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("wanted", ["https://elsewhere.example/", "//elsewhere.example", "javascript:alert(1)", ""])
+def test_after_an_address_that_is_not_ours_one_is_led_to_the_overview(wanted: str, cast: Cast) -> None:
+    """Not to an address of the host project."""
+    client = Client()
+    page = client.get("/ops/login/", {"next": wanted})
+    assert 'name="next" value="/ops/"' in page.content.decode()
+    sent = {"username": "ada", "password": "pw", "next": wanted}
+    assert client.post("/ops/login/", sent)["Location"] == "/ops/"
+
+
+@pytest.mark.django_db
+def test_after_signing_in_one_is_led_to_what_one_wanted(cast: Cast) -> None:
+    sent = {"username": "ada", "password": "pw", "next": "/ops/incidents/?state=mine"}
+    assert Client().post("/ops/login/", sent)["Location"] == "/ops/incidents/?state=mine"

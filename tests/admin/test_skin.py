@@ -18,11 +18,12 @@ from grants.models import ScopeUserGrant
 from incidents.admin import IncidentAdmin
 from incidents.models import Incident
 from opsconsole.console.site import environment_tone, site
-from opsconsole.core.admin import Cell, Pill, capped_count
+from opsconsole.core.admin import Cell, Pill, tab_counts
 from repairs.models import RepairAction
 from tests.admin.conftest import SignIn
 from tests.admin.test_in_a_browser import log_in, settle_all
 from tests.admin.tools import text_of
+from tests.browser import axe_violations
 from tests.cast import Cast, give
 from tests.factories import dead_letter
 
@@ -166,11 +167,11 @@ def test_what_a_tab_counts_ends_at_a_thousand_and_counts_nothing(cast: Cast, mon
     for number in range(5):
         dead_letter(task=f"shop.task_{number}")
     with CaptureQueriesContext(connection) as found:
-        assert capped_count(Incident.objects.all()) == "3+"
-        assert capped_count(Incident.objects.filter(job_type="shop.task_1")) == "1"
-        assert capped_count(Incident.objects.none()) == "0"
-    assert "LIMIT 4" in found.captured_queries[0]["sql"]
-    assert not [one for one in found.captured_queries if "COUNT(" in one["sql"].upper()]
+        every, one = Incident.objects.all(), Incident.objects.filter(job_type="shop.task_1")
+        assert tab_counts([every, one, Incident.objects.none()]) == ["3+", "1", "0"]
+    (asked,) = found.captured_queries
+    assert asked["sql"].count("LIMIT 4") == 2
+    assert "COUNT(" not in asked["sql"].upper()
 
 
 @pytest.mark.django_db
@@ -234,7 +235,7 @@ def test_the_foot_of_a_list_offers_only_the_keys_that_work_there(cast: Cast, sig
     assert keys("/ops/dead-letters/").endswith(": / search, "), "it has no rows"
     dead_letter()
     assert keys("/ops/dead-letters/").endswith(": j k next, x select, Enter open, / search, ")
-    assert keys("/ops/incidents/").endswith(": j k next, Enter open, / search, ")
+    assert keys("/ops/incidents/").endswith(": j k next, x select, Enter open, / search, ")
 
 
 @pytest.mark.django_db
@@ -276,7 +277,7 @@ def test_what_somebody_may_do_is_a_table_by_action_and_tenant(cast: Cast, sign_i
     assert table("user=olga&tenant=t-b")[0] == ["t-b"]
     assert table("user=vera&tenant=t-z")[1]["inspect"] == [("yes", "")]
     text = text_of(client.get("/ops/permissions/explain/?user=vera").content.decode())
-    assert "Action every tenant audit.read no" in text
+    assert "Action every tenant Read the audit trail audit.read no" in text
     ScopeUserGrant.objects.filter(user_id=cast.vera.user_id).update(expires_at=timezone.now() - timedelta(days=1))
     assert client.get("/ops/permissions/explain/?user=vera").context["matrix"] is None
 
@@ -599,3 +600,44 @@ def test_the_whole_flow_needs_no_mouse(page: Page, cast: Cast) -> None:
 def test_the_index_is_named_as_the_overview(rf: RequestFactory) -> None:
     """Somebody who may open nothing has no menu at all."""
     assert site.grouped(rf.get("/ops/"), []) == []
+
+
+@pytest.mark.browser
+@pytest.mark.django_db(transaction=True)
+def test_a_phone_shows_fifty_failed_jobs_in_a_few_screens_and_all_of_each_when_asked(page: Page, cast: Cast) -> None:
+    for number in range(50):
+        dead_letter(ambiguous=bool(number % 2))
+    DeadLetter.objects.update(error_text="e" * 3_000)
+    page.set_viewport_size({"width": 390, "height": 844})
+    log_in(page)
+    page.goto("/ops/dead-letters/")
+    folded = page.evaluate("document.documentElement.scrollHeight")
+    assert folded <= 6_000
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    row = page.locator("tbody tr").first
+    assert not row.locator(".ops-folded").is_visible()
+    assert axe_violations(page) == []
+    page.get_by_label("Show all of each row").check()
+    assert row.locator(".ops-folded").is_visible()
+    assert page.evaluate("document.documentElement.scrollHeight") > folded
+
+
+@pytest.mark.browser
+@pytest.mark.django_db(transaction=True)
+def test_a_phone_shows_what_would_be_confirmed_without_scrolling(page: Page, cast: Cast) -> None:
+    letters = [dead_letter() for _ in range(30)]
+    page.set_viewport_size({"width": 390, "height": 844})
+    log_in(page)
+    incident, job = f"/ops/incidents/{letters[0].incident_id}", f"/ops/dead-letters/{letters[0].id}"
+    for path in (f"{incident}/close/", f"{incident}/retry/", f"{job}/discard/"):
+        page.goto(path)
+        box = page.locator(".submit-row .button").first.bounding_box()
+        assert box is not None
+        assert 0 <= box["y"] <= 844 - box["height"], path
+        page.evaluate("window.scrollTo(0, document.documentElement.scrollHeight)")
+        last = page.locator(".ops-confirm .ops-note").last.bounding_box()
+        bar = page.locator(".submit-row").bounding_box()
+        assert last is not None
+        assert bar is not None
+        assert last["y"] + last["height"] <= bar["y"], "the page ends above it"
+        assert axe_violations(page) == []

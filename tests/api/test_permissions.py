@@ -88,6 +88,7 @@ FOURS: dict[tuple[str, str], Four] = {
     ("GET", "incident-letters"): Four(incident, 404, 404, 200),
     ("GET", "incident-timeline"): Four(incident, 404, 404, 200),
     ("POST", "incident-acknowledge"): Four(incident, 404, 404, 200),
+    ("POST", "incident-release"): Four(incident, 404, 404, 200),
     ("POST", "incident-resolve"): Four(
         incident, 404, 404, 200, lambda _: {"code": "fixed", "summary": "It is fixed.", "unrepaired": 1}
     ),

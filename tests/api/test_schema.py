@@ -57,7 +57,7 @@ def test_every_operation_names_its_headers_and_its_problems(document: dict[str, 
         assert ("Idempotency-Key" in headers) == is_change, name
         if is_change:
             assert headers["Idempotency-Key"]["required"]
-        if re.search(r"/(acknowledge|resolve|retry|close-as-done|discard)$", path):
+        if re.search(r"/(acknowledge|release|resolve|retry|close-as-done|discard)$", path):
             assert "If-Match" in headers, name
         assert described["summary"]
         assert described["description"]

@@ -87,6 +87,7 @@ def test_reading_goes_by_the_operators_grants(cast: Cast) -> None:
         ("incidents", "show", str(made.incident.id)),
         ("incidents", "show", f"#{made.incident.number}"),
         ("incidents", "acknowledge", str(made.incident.number)),
+        ("incidents", "release", str(made.incident.number)),
         ("deadletters", "show", str(made.letter.id)),
         ("deadletters", "retry", str(made.letter.id)),
         ("repairs", "show", str(made.repair_id)),
@@ -112,6 +113,8 @@ def test_an_incident_is_taken_and_closed_by_its_number(cast: Cast) -> None:
     assert "already" in run("incidents", "acknowledge", number).out
     shown = run("incidents", "show", number)
     assert f"{os_user()}@" in shown.out
+    assert run("incidents", "release", number).out == "Nobody has it now."
+    assert run("incidents", "release", number).out == "Nobody had it."
     assert letter.incident.title in shown.out
     closed = run("incidents", "resolve", number, "--code", "fixed", "--summary", "It is fixed.", "--unrepaired", "1")
     assert closed.out == "It is resolved."
@@ -224,6 +227,7 @@ def test_where_nobody_is_named_everything_is_refused_and_says_how_to_name_somebo
         ("incidents", "list"),
         ("incidents", "show", str(made.incident.number)),
         ("incidents", "acknowledge", str(made.incident.number)),
+        ("incidents", "release", str(made.incident.number)),
         ("incidents", "resolve", str(made.incident.number), "--code", "fixed", "--summary", "It is fixed."),
         ("incidents", "retry", str(made.incident.number), "--all", "1"),
         ("deadletters", "list"),

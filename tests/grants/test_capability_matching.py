@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import product
 from typing import Any, ClassVar
@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from hypothesis.extra.django import TestCase
 
 from grants import audit, sql
-from grants.access import SYSTEM_CAPABILITY, actions_on, can, holds
+from grants.access import SYSTEM_CAPABILITY, access_of, actions_on, can, held_actions, holds
 from grants.actions import Action
 from grants.audit import AuditEntry
 from grants.models import ApiToken, AuditEvent
 from grants.operators import SYSTEM, Operator, OperatorKind
 from grants.querysets import ScopedQuerySet
 from grants.resources import ANY, Resource
+from grants.selectors import plan_of
 from opsconsole.core.database import database_now
 from tests.grants.tools import give, make_user
 
@@ -161,6 +162,42 @@ class CapabilityMatching(TestCase):
             resource = Resource(tenant=row.tenant, actor_type=row.actor_type, actor_id=row.actor_id)
             assert (row.pk in visible) == allows(grants, action, resource), resource
             assert (row.pk in tenant_wide) == allows(grants, action, Resource(tenant=row.tenant)), resource
+
+    @given(
+        GRANTS,
+        st.sampled_from(ACTIONS),
+        st.lists(RESOURCES, min_size=1, max_size=4),
+        st.frozensets(st.sampled_from(ACTIONS)),
+        st.sampled_from([ANY, "a", "b"]),
+    )
+    @settings(max_examples=60)
+    def test_one_look_at_the_grants_says_what_the_single_questions_say(
+        self,
+        grants: list[Given],
+        action: Action,
+        resources: list[Resource],
+        token_actions: frozenset[Action],
+        token_tenant: str,
+    ) -> None:
+        """B1: what a page shows can't disagree with what its buttons may do."""
+        self.store(grants)
+        me = Operator.from_user(self.user)
+        token = replace(
+            me,
+            kind=OperatorKind.TOKEN,
+            id=str(self.token.public_id),
+            token_actions=token_actions,
+            token_tenant=token_tenant,
+        )
+        for who, resource in product((me, token), resources):
+            access = access_of(who, action, resource)
+            assert access.held == held_actions(who)
+            assert access.on_it == actions_on(who, Action, resource)
+            plan = plan_of(who, action)
+            assert (access.plan.everything, access.plan.tenants) == (plan.everything, plan.tenants)
+            assert set(access.plan.shapes) == set(plan.shapes)
+            for other in resources:
+                assert access.of(ACTIONS, other) in (None, actions_on(who, ACTIONS, other)), other
 
     @given(GRANTS, st.frozensets(st.sampled_from(ACTIONS)), st.sampled_from([ANY, "a", "b"]), RESOURCES)
     @settings(max_examples=60)

@@ -30,7 +30,7 @@ from repairs.services import retry_incident
 class Command(OperationsCommand):
     """Each subcommand acts with the permissions of ``--operator USERNAME`` or of a token."""
 
-    help = "List incidents and show, acknowledge, resolve or retry one, named by INC-0012, #12 or its id."
+    help = "List incidents and show, acknowledge, release, resolve or retry one, named by INC-0012, #12 or its id."
 
     def add_subcommands(self) -> None:
         """Declare the subcommands."""
@@ -47,6 +47,8 @@ class Command(OperationsCommand):
         _add_incident(acknowledge)
         acknowledge.add_argument("--take-over", action="store_true", help="take it from whoever has it")
         acknowledge.add_argument("--further", type=int, help="open it again after so many more failures")
+
+        _add_incident(self.subcommand("release", "Give an incident back.", self.release, changes=True))
 
         resolve = self.subcommand("resolve", "Close an incident with a reason.", self.resolve, changes=True)
         _add_incident(resolve)
@@ -111,6 +113,14 @@ class Command(OperationsCommand):
             further=options["further"],
         )
         line = f"{mutation.holder} has it{'' if mutation.changed else ' already'}."
+        self.answer(options, IncidentMutationSerializer(mutation), [line])
+
+    def release(self, options: dict[str, Any], operator: Operator) -> None:
+        """Give an incident back."""
+        mutation = services.release_incident(
+            incident_id=incident_id(options["incident"]), by=operator, key=key_of(options)
+        )
+        line = "Nobody has it now." if mutation.changed else "Nobody had it."
         self.answer(options, IncidentMutationSerializer(mutation), [line])
 
     def resolve(self, options: dict[str, Any], operator: Operator) -> None:

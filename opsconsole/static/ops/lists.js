@@ -8,11 +8,13 @@
     const all = form.querySelector("[data-selects]");
     const said = form.querySelector("[data-selected-count]");
     const clear = form.querySelector("[data-clear-selection]");
+    const direct = [...form.querySelectorAll("[data-counts]")].map((button) => [button, button.textContent]);
     const count = () => {
       const chosen = boxes().filter((box) => box.checked).length;
       const text = chosen === 0 ? "" : `${chosen} of ${boxes().length} selected`;
       if (said.textContent !== text) said.textContent = text;
       clear.hidden = chosen === 0;
+      for (const [button, label] of direct) button.textContent = chosen === 0 ? label : `${label} ${chosen}`;
       all.checked = chosen === boxes().length;
       all.indeterminate = chosen > 0 && !all.checked;
     };

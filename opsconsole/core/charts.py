@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 
 from opsconsole.core.admin import thousands
 
+HOUR = timedelta(hours=1)
 WIDTH = 720
 GAP = 2
 LEAST_HEIGHT = 2
@@ -30,6 +31,8 @@ class Bar:
     width: float
     height: float
     title: str
+    at: datetime
+    count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +83,8 @@ def bar_chart(
                 width=round(slot - GAP, 1),
                 height=round(tall, 1),
                 title=f"{span_words(start, step)}: {thousands(value)} {noun}",
+                at=start,
+                count=value,
             )
         )
     when_peak = "" if not peak else f" ({span_words(starts[list(values).index(peak)], step)})"
@@ -90,6 +95,12 @@ def bar_chart(
     return Chart(
         label=label, height=height, bars=tuple(bars), marks=_marks(starts, step, marks), peak=peak, total=total
     )
+
+
+def hours_before(now: datetime, count: int) -> list[datetime]:
+    """Return the starts of the last hours, oldest first; the running one is the last of them."""
+    last = now.replace(minute=0, second=0, microsecond=0)
+    return [last - HOUR * back for back in reversed(range(count))]
 
 
 def ticks(starts: Sequence[datetime]) -> list[str]:
