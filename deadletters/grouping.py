@@ -246,7 +246,8 @@ def _what_happened(task: str, error_class: str, caught: Caught, call_site: str, 
     if caught is Caught.INTERNAL:
         return f"{task} ended outside its own code with {leaf or 'an unknown error'}"
     if call_site:
-        return f"{task} fails with {leaf} in {call_site}"
+        # A place is "module:function"; a declared code stands alone.
+        return f"{task} fails with {leaf} " + (f"in {call_site}" if ":" in call_site else f"({call_site})")
     words = signature(text)
     return f"{task} fails with {leaf or 'an unknown error'}{f': {words}' if words else ''}"
 

@@ -25,6 +25,7 @@ from opsconsole.core.ids import new_id
 from opsconsole.core.redaction import Redactor, decode_body
 from opsconsole.core.safe_text import safe_text, shorten
 from opsconsole.core.sealing import BrokenSeal, Sealer, SealError
+from opsconsole.jobs.errors import code_in
 from opsconsole.jobs.models import Job
 
 ERROR_TEXT_LIMIT = 4_000
@@ -173,6 +174,9 @@ class Intake:
         traceback, digest = self._traceback(error)
         error_class = shorten(error.error_class, 255)
         call_site = shorten(error.call_site, 300)
+        if job is not None and (code := code_in(error.error_class, error.text)):
+            # What a kind declares happens in the client that all kinds use: its code is the cause, not the line there.
+            call_site = code
         job_type = shorten(delivery.task or "invalid", 255)
         tenant, actor_type, actor_id = self._scope(delivery)
         if job is not None:

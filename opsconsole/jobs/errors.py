@@ -12,11 +12,12 @@ class JobError(Exception):
 
     def __init__(self, code: str, text: str = "") -> None:
         self.code = code
-        super().__init__(text or code)
+        self.text = text
+        super().__init__(f"{code}: {text}" if text else code)
 
     # Celery sends errors from process to process, and remembers them by their arguments.
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.code, str(self))
+        return type(self), (self.code, self.text)
 
 
 class TryAgain(JobError):
@@ -75,9 +76,15 @@ DECLARED: tuple[type[JobError], ...] = (TryAgain, Refused)
 """Errors after which nothing has happened, whatever the kind does."""
 
 
+def code_in(error_class: str, text: str) -> str:
+    """Return the code of a declared error as a journal knows it, by the class's name and its text; "" for any other."""
+    return text.partition(":")[0][:64] if error_class in _DECLARED_NAMES else ""
+
+
 def qualified(error: type[BaseException]) -> str:
     """Return the name by which a journal knows an error's class."""
     return f"{error.__module__}.{error.__qualname__}"
 
 
+_DECLARED_NAMES = frozenset(qualified(error) for error in (TryAgain, Refused, Unanswered))
 SAFE_ERRORS = tuple(qualified(error) for error in DECLARED)

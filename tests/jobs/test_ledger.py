@@ -365,3 +365,15 @@ def test_a_message_that_went_back_to_the_broker_with_a_dead_worker_is_sent_again
     job.refresh_from_db()
     assert job.state == JobState.PENDING
     assert isinstance(run(job, token), Ignore)
+
+
+def test_jobs_that_fail_with_different_codes_are_different_incidents() -> None:
+    """INC-01: the declared code is the cause, wherever in the client that all kinds share it was found out."""
+    letters = []
+    for code in ("no_queue", "no_queue", "not_wanted"):
+        job = new_job(body=raising(Refused(code, "nothing to be done")))
+        run(job, dispatch(job))
+        letters.append(letter_of(job))
+    assert letters[0].incident_id == letters[1].incident_id != letters[2].incident_id
+    assert letters[0].incident.title == "test_plain fails with Refused (no_queue)"
+    assert letters[0].error_text == "no_queue: nothing to be done"
