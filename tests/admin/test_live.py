@@ -56,7 +56,7 @@ def test_who_has_the_newest_is_told_so(cast: Cast, sign_in: SignIn) -> None:
     assert other.status_code == 200
     assert other["ETag"] != given
     html = other.content.decode()
-    assert html.count("data-live-part=") == 8
+    assert html.count("data-live-part=") == 9
     assert "ada (you)" in html
     assert "<html" not in html
 
