@@ -60,12 +60,16 @@ answer = describe(app)
 
 
 def test_the_celery_application_is_the_same(plain: Shop, attached: Shop) -> None:
-    """Capture changes no setting, no class and no task."""
+    """Capture changes no setting, no class and no task; the console's own tasks stand beside the project's."""
     before, after = plain.evaluate(DESCRIBE), attached.evaluate(DESCRIBE)
     assert len(before["settings"]) > 100
     assert "shop.tasks.Report" in before["tasks"]
     folders = (str(plain.folder), str(attached.folder))
     assert json.loads(json.dumps(after).replace(folders[1], folders[0])) == before
+    ours = set(
+        attached.evaluate("from shop.celery import app\napp.loader.import_default_modules()\nanswer = list(app.tasks)")
+    )
+    assert {"opsconsole.reconcile", "opsconsole.jobs.route_report"} <= ours
 
 
 def test_the_console_stands_beside_it_with_its_own_policy(attached: Shop) -> None:
@@ -107,7 +111,7 @@ def test_the_commands_of_the_consoles_own_project_say_that_they_are_not_for_othe
 
 
 TABLES = "SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%' ORDER BY name"
-OUR_APPS = ("ops_repairs", "ops_deadletters", "ops_incidents", "ops_grants", "knox", "guardian")
+OUR_APPS = ("ops_repairs", "ops_deadletters", "ops_jobs", "ops_incidents", "ops_grants", "knox", "guardian")
 
 
 UNINSTALL = """

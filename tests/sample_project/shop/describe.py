@@ -1,4 +1,4 @@
-"""What attaching must not change: the configuration of the Celery app, and its tasks."""
+"""What attaching must not change: the configuration of the Celery app, and the project's own tasks in it."""
 
 from typing import Any
 
@@ -13,18 +13,24 @@ ATTRIBUTES = [
 ]  # fmt: skip
 
 
+OURS = ("opsconsole.", "repairs.")
+"""The console's own tasks and the modules they stand in: they come beside the project's."""
+
+
 def describe(app: Celery) -> dict[str, Any]:
     """Return every setting and every task's attributes and classes, as texts that compare."""
     app.loader.import_default_modules()
     app.finalize()
     tasks = {}
     for name, task in sorted(app.tasks.items()):
+        if name.startswith(OURS):
+            continue
         values = {attribute: _text(getattr(task, attribute, "(none)")) for attribute in ATTRIBUTES}
         values["classes"] = [f"{cls.__module__}.{cls.__qualname__}" for cls in type(task).__mro__]
         values["call"] = _text(type(task).__call__)
         tasks[name] = values
     # Celery makes this one of a set, in whose order it comes.
-    app.conf.include = tuple(sorted(app.conf.include or ()))
+    app.conf.include = tuple(sorted(name for name in app.conf.include or () if not name.startswith(OURS)))
     return {
         "settings": {key: _text(app.conf.get(key)) for key in sorted(DEFAULTS)},
         "app": [f"{cls.__module__}.{cls.__qualname__}" for cls in type(app).__mro__],
