@@ -49,7 +49,7 @@ from opsconsole.console.machinery import Machinery, machinery
 from opsconsole.console.queues import SHOWN_QUEUES, QueueRow, queue_rows
 from opsconsole.core.admin import thousands
 from opsconsole.core.charts import HOUR, Chart, bar_chart, hours_before, ticks
-from opsconsole.core.database import database_now
+from opsconsole.core.database import recent_database_now
 from opsconsole.jobs.sql import ROUTING_KIND
 from repairs.prospects import Prospect
 
@@ -300,7 +300,7 @@ def live_overview(request: HttpRequest) -> HttpResponseBase:
 
 def _read(by: Operator, plan: Plan, kept: _Kept) -> Overview:
     machine = machinery()
-    now = machine.database_now() or database_now()
+    now = machine.database_now() or recent_database_now()
     incidents = Incident.objects.visible_to(by, Action.INSPECT, plan=plan)
     minutes = TaskMinute.objects.visible_to(by, Action.INSPECT, plan=plan)
     found, is_capped = unresolved_incidents(incidents, COUNTED_INCIDENTS)

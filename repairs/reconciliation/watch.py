@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from django.db.models import Min
 
-from opsconsole.core.database import database_now
+from opsconsole.core.database import recent_database_now
 from repairs.models import ReconciliationRun, SeededEntry
 from repairs.reconciliation.schedule import has_beat
 
@@ -41,7 +41,7 @@ def read_watch() -> SweepWatch:
     begun_at = None
     if finished_at is None and has_beat():
         begun_at = SeededEntry._default_manager.aggregate(first=Min("created_at"))["first"]
-    return SweepWatch(finished_at=finished_at, is_overdue=is_overdue(finished_at, begun_at, database_now()))
+    return SweepWatch(finished_at=finished_at, is_overdue=is_overdue(finished_at, begun_at, recent_database_now()))
 
 
 def _last_end() -> datetime | None:
