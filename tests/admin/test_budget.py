@@ -31,9 +31,9 @@ from tests.factories import dead_letter
 pytestmark = pytest.mark.django_db
 
 MOST = 8
-KEPT = 4
-"""Statements of a process that has told nothing for some seconds: the machinery's line, the live workers, the policies,
-and on PostgreSQL the clock; one more where no worker is alive."""
+KEPT = 5
+"""Statements of a process that has told nothing for some seconds: the machinery's line, the newest sweep, the live
+workers, the policies, and on PostgreSQL the clock; one more where no worker is alive."""
 COUNTS = {
     # The name of the page: its statements, without session and user, with what a process keeps for seconds read.
     "index": 1,
