@@ -59,6 +59,7 @@ STATE_WORDS = {
     "open": "Needs a decision",
     "acknowledged": "Needs a decision",
     "resolved": "Closed without repair",
+    "held": "On hold",
     "retrying": "Sent, awaiting result",
     "repaired": "Repaired",
     "already_done": "Closed, had already happened",

@@ -20,6 +20,7 @@ class LetterState(models.TextChoices):
     """A letter's own state. "Acknowledged" and "resolved" are read from its incident and episode (C18)."""
 
     OPEN = "open"  # a decision is wanted
+    HELD = "held"  # its message was put aside before its body ran; nothing has failed, and its hold's release sends it
     RETRYING = "retrying"  # a repair is planned, sent or running; its job has not answered yet
     REPAIRED = "repaired"  # the repaired job has succeeded
     ALREADY_DONE = "already_done"  # a person found that it had taken effect
@@ -27,7 +28,8 @@ class LetterState(models.TextChoices):
     OVERTAKEN = "overtaken"  # the original delivery succeeded after all
 
 
-UNSETTLED = (LetterState.OPEN, LetterState.RETRYING)
+DECIDABLE = (LetterState.OPEN, LetterState.HELD)
+UNSETTLED = (*DECIDABLE, LetterState.RETRYING)
 SETTLED = (LetterState.REPAIRED, LetterState.ALREADY_DONE, LetterState.DISCARDED, LetterState.OVERTAKEN)
 
 
@@ -38,8 +40,8 @@ def _choices(enum: type[Caught] | type[MessageState] | type[OutcomeClass] | type
 class DeadLetter(models.Model):
     """One job that failed with no automatic attempt left.
 
-    Unresolved means: own state open or retrying, in the running episode of an incident that is not resolved. A letter
-    of an earlier episode was closed with that episode.
+    Unresolved means: own state open, held or retrying, in the running episode of an incident that is not resolved. A
+    letter of an earlier episode was closed with that episode.
     """
 
     id = models.UUIDField(primary_key=True, default=new_id, editable=False)

@@ -42,7 +42,11 @@ class DeadLetterQuerySet(Searchable, ScopedQuerySet):
 
     @staticmethod
     def is_unresolved() -> Q:
-        return Q(state__in=("open", "retrying")) & Q(episode=F("incident__episode")) & ~Q(incident__state="resolved")
+        return (
+            Q(state__in=("open", "held", "retrying"))
+            & Q(episode=F("incident__episode"))
+            & ~Q(incident__state="resolved")
+        )
 
     @staticmethod
     def is_of_job(job_id: str) -> Q:

@@ -59,12 +59,13 @@ STANDINGS: dict[str, Q] = {
     "acknowledged": Q(
         state=LetterState.OPEN, incident__state=IncidentState.ACKNOWLEDGED, episode=F("incident__episode")
     ),
+    "held": Q(state=LetterState.HELD),
     "retrying": Q(state=LetterState.RETRYING),
     "resolved": Q(state=LetterState.OPEN) & CLOSED_WITH_INCIDENT,
     **{str(state): Q(state=state) for state in SETTLED},
 }
 """What ``DeadLetter.standing`` says, as conditions: the state that a reader sees (C18)."""
-SEGMENTS = (("open",), ("acknowledged", "retrying"), ("resolved", *(str(state) for state in SETTLED)))
+SEGMENTS = (("open",), ("acknowledged", "held", "retrying"), ("resolved", *(str(state) for state in SETTLED)))
 """A15: open, then acknowledged, then the rest. A's acknowledged is also what is being retried (C17)."""
 STATES = (*STANDINGS, "unresolved")
 ORDERINGS = ("default", "newest")
@@ -106,7 +107,7 @@ class LetterFilter:
         return tuple(chosen)
 
 
-UNRESOLVED = ("open", "acknowledged", "retrying")
+UNRESOLVED = ("open", "acknowledged", "held", "retrying")
 
 
 def list_letters(
@@ -343,7 +344,8 @@ def _parts(rows: DeadLetterQuerySet, segment: tuple[str, ...], standings: tuple[
     unresolved, beats six.
     """
     if not standings and len(segment) > 2:
-        return [rows.exclude(state=LetterState.RETRYING).exclude(Q(state=LetterState.OPEN) & CURRENT)]
+        beyond = rows.exclude(state__in=(LetterState.HELD, LetterState.RETRYING))
+        return [beyond.exclude(Q(state=LetterState.OPEN) & CURRENT)]
     return [rows.filter(STANDINGS[name]) for name in segment if not standings or name in standings]
 
 

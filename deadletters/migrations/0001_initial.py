@@ -29,7 +29,7 @@ class Migration(migrations.Migration):
                 ('task_id', models.CharField(db_default='', max_length=255)),
                 ('actor_type', models.CharField(db_default='', max_length=100)),
                 ('actor_id', models.CharField(db_default='', max_length=200)),
-                ('state', models.CharField(choices=[('open', 'Open'), ('retrying', 'Retrying'), ('repaired', 'Repaired'), ('already_done', 'Already Done'), ('discarded', 'Discarded'), ('overtaken', 'Overtaken')], db_default='open', max_length=12)),
+                ('state', models.CharField(choices=[('open', 'Open'), ('held', 'Held'), ('retrying', 'Retrying'), ('repaired', 'Repaired'), ('already_done', 'Already Done'), ('discarded', 'Discarded'), ('overtaken', 'Overtaken')], db_default='open', max_length=12)),
                 ('outcome_class', models.CharField(choices=[('safe', 'safe'), ('not_declared', 'not_declared'), ('ambiguous', 'ambiguous')], max_length=12)),
                 ('outcome_reason', models.CharField(db_default='', max_length=300)),
                 ('caught', models.CharField(choices=[('task_failure', 'task_failure'), ('task_internal_error', 'task_internal_error'), ('task_unknown', 'task_unknown'), ('task_rejected', 'task_rejected'), ('expired', 'expired'), ('requeued_after_ack', 'requeued_after_ack'), ('worker_lost', 'worker_lost')], max_length=30)),
@@ -261,11 +261,11 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name='deadletter',
-            constraint=models.CheckConstraint(condition=models.Q(('state__in', ['open', 'retrying', 'repaired', 'already_done', 'discarded', 'overtaken'])), name='ops_letter_state'),
+            constraint=models.CheckConstraint(condition=models.Q(('state__in', ['open', 'held', 'retrying', 'repaired', 'already_done', 'discarded', 'overtaken'])), name='ops_letter_state'),
         ),
         migrations.AddConstraint(
             model_name='deadletter',
-            constraint=models.CheckConstraint(condition=models.Q(('state__in', ('open', 'retrying')), ('closed_at__isnull', False), _connector='OR'), name='ops_letter_closed_at'),
+            constraint=models.CheckConstraint(condition=models.Q(('state__in', ('open', 'held', 'retrying')), ('closed_at__isnull', False), _connector='OR'), name='ops_letter_closed_at'),
         ),
         migrations.AddIndex(
             model_name='occurrence',
