@@ -22,7 +22,7 @@ from django.utils import timezone
 from deadletters import conf, search
 from deadletters.arguments import parse_signature
 from deadletters.history import MOST_FAILURES, JobHistory, KnownFailure, history_of
-from deadletters.models import DeadLetter, LetterState, WorkerNode
+from deadletters.models import DECIDABLE, DeadLetter, LetterState, WorkerNode
 from deadletters.outcome import OutcomeClass
 from deadletters.querysets import NODE_IS_GONE_AFTER
 from grants.actions import Action
@@ -149,6 +149,8 @@ def in_tab(letters: Any, tab: str) -> Any:
     """Return the jobs of one tab."""
     if tab == "decision":
         return letters.unresolved().filter(state=LetterState.OPEN)
+    if tab == LetterState.HELD:
+        return letters.held()
     return letters.filter(state=tab) if tab else letters
 
 
@@ -251,7 +253,7 @@ class DeadLetterAdmin(OperatorAdmin):
 
     @admin.display(description="If run again")
     def outcome(self, row: DeadLetter) -> Cell | str:
-        if row.state != LetterState.OPEN:
+        if row.state not in DECIDABLE:
             return ""
         pill = Pill(text=OUTCOME_WORDS[row.outcome_class], kind=OUTCOME_TONES[row.outcome_class])
         return Cell(pills=[pill], second=row.outcome_reason)
@@ -354,7 +356,7 @@ class DeadLetterAdmin(OperatorAdmin):
             state=letter_words(letter, incident),
             outcome=OUTCOME_WORDS[letter.outcome_class],
             tone=OUTCOME_TONES[letter.outcome_class],
-            is_open=letter.state == LetterState.OPEN,
+            is_open=letter.state in DECIDABLE,
             facts=_facts(letter),
             buttons=Buttons(),
             # The job's own run needs no name.

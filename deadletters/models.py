@@ -151,7 +151,7 @@ class DeadLetter(models.Model):
             return str(self.state)
         if self.is_closed(incident):
             return "resolved"
-        return str(incident.state)
+        return str(self.state) if self.state == LetterState.HELD else str(incident.state)
 
 
 class TracebackText(models.Model):

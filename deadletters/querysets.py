@@ -35,7 +35,14 @@ class DeadLetterQuerySet(Searchable, ScopedQuerySet):
         The states of the incident are named, so that their index leads to the letters: one that was closed with its
         incident stays open in its own state, so that there may be a million of those to pass over.
         """
-        return self.filter(state="open", episode=F("incident__episode"), incident__state__in=("open", "acknowledged"))
+        return self._current("open")
+
+    def held(self) -> DeadLetterQuerySet:
+        """Unresolved letters of messages that a hold has put aside: nothing failed, and nobody is asked to decide."""
+        return self._current("held")
+
+    def _current(self, state: str) -> DeadLetterQuerySet:
+        return self.filter(state=state, episode=F("incident__episode"), incident__state__in=("open", "acknowledged"))
 
     def resolved(self) -> DeadLetterQuerySet:
         return self.exclude(self.is_unresolved())

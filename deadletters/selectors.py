@@ -16,6 +16,7 @@ from django.db.models.functions import TruncHour
 
 from deadletters import drainer
 from deadletters.models import (
+    DECIDABLE,
     SETTLED,
     UNSETTLED,
     Attempt,
@@ -59,12 +60,14 @@ STANDINGS: dict[str, Q] = {
     "acknowledged": Q(
         state=LetterState.OPEN, incident__state=IncidentState.ACKNOWLEDGED, episode=F("incident__episode")
     ),
-    "held": Q(state=LetterState.HELD),
+    "held": Q(state=LetterState.HELD) & CURRENT,
     "retrying": Q(state=LetterState.RETRYING),
-    "resolved": Q(state=LetterState.OPEN) & CLOSED_WITH_INCIDENT,
+    "resolved": Q(state__in=DECIDABLE) & CLOSED_WITH_INCIDENT,
     **{str(state): Q(state=state) for state in SETTLED},
 }
 """What ``DeadLetter.standing`` says, as conditions: the state that a reader sees (C18)."""
+READ_APART = {"resolved": tuple(Q(state=state) & CLOSED_WITH_INCIDENT for state in DECIDABLE)}
+"""Standings of more than one state: the index has each of these in the order of a list, and not the two together."""
 SEGMENTS = (("open",), ("acknowledged", "held", "retrying"), ("resolved", *(str(state) for state in SETTLED)))
 """A15: open, then acknowledged, then the rest. A's acknowledged is also what is being retried (C17)."""
 STATES = (*STANDINGS, "unresolved")
@@ -338,15 +341,15 @@ def _read_letters(
 
 
 def _parts(rows: DeadLetterQuerySet, segment: tuple[str, ...], standings: tuple[str, ...]) -> list[DeadLetterQuerySet]:
-    """Return one query for each standing, which an index on the state answers, and merge the results.
+    """Return one query for each standing and state, which an index on the state answers, and merge the results.
 
     The whole rest is the exception: it is nearly everything, so one pass over the newest, leaving out the few that are
     unresolved, beats six.
     """
-    if not standings and len(segment) > 2:
-        beyond = rows.exclude(state__in=(LetterState.HELD, LetterState.RETRYING))
-        return [beyond.exclude(Q(state=LetterState.OPEN) & CURRENT)]
-    return [rows.filter(STANDINGS[name]) for name in segment if not standings or name in standings]
+    if not standings and segment is SEGMENTS[-1]:
+        return [rows.exclude(state=LetterState.RETRYING).exclude(Q(state__in=DECIDABLE) & CURRENT)]
+    wanted = [name for name in segment if not standings or name in standings]
+    return [rows.filter(part) for name in wanted for part in READ_APART.get(name, (STANDINGS[name],))]
 
 
 def _by_last_seen(rows: DeadLetterQuerySet) -> Source[DeadLetter]:
@@ -372,8 +375,8 @@ class UnresolvedJobs:
     count: int
 
     @property
-    def is_retrying(self) -> bool:
-        return self.state == LetterState.RETRYING
+    def needs_decision(self) -> bool:
+        return self.state == LetterState.OPEN
 
     @property
     def alike(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from deadletters.locking import lock_letter
-from deadletters.models import DeadLetter, LetterState
+from deadletters.models import DECIDABLE, DeadLetter, LetterState
 from grants import audit
 from grants.access import SYSTEM_CAPABILITY
 from grants.audit import AuditEntry
@@ -147,7 +147,7 @@ def settle_record_retry(job: Job, now: datetime) -> None:
 def mark_overtaken(*, letter_id: UUID) -> bool:
     """Close an open letter whose job or record has finished without a repair (C5); returns whether it was closed."""
     incident, letter = lock_letter(letter_id)
-    if letter.state != LetterState.OPEN or not is_finished(letter):
+    if letter.state not in DECIDABLE or not is_finished(letter):
         return False
     close_overtaken(letter, incident)
     return True

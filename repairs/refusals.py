@@ -22,7 +22,7 @@ from deadletters.arguments import check_arguments
 from deadletters.intake import open_message
 from deadletters.journal.events import MessageState
 from deadletters.journal.message import RawMessage, unpack_message
-from deadletters.models import DeadLetter, SealedMessage, WorkerNode
+from deadletters.models import DECIDABLE, DeadLetter, SealedMessage, WorkerNode
 from deadletters.outcome import OutcomeClass
 from deadletters.policy import PolicyBook
 from deadletters.selectors import task_policies
@@ -171,7 +171,7 @@ def refuse_unrepairable(
     ``MessageSealedWithUnknownKey``, ``MessageExpired``, ``JobNotServed``, ``ArgumentsDoNotFit``,
     ``ProviderOutcomeUnknown``, or, for a job of the ledger, ``RepairReferenceMissing`` or ``RecordFinished``.
     """
-    if letter.state != "open":
+    if letter.state not in DECIDABLE:
         raise JobOvertaken(standing=letter.standing(incident))
     if letter.is_set_aside:
         raise LetterSetAside

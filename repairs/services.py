@@ -13,7 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from deadletters.locking import LetterMoved, lock_letter
-from deadletters.models import DeadLetter, LetterState, SealedMessage, WorkerNode
+from deadletters.models import DECIDABLE, DeadLetter, LetterState, SealedMessage, WorkerNode
 from deadletters.outcome import OutcomeClass
 from grants import audit
 from grants.access import Capability, authorise, find_capability
@@ -392,7 +392,8 @@ def cancel_repair(*, repair_id: UUID, by: Operator, key: str) -> LetterMutation:
         action.settled_at = incident.locked_at
         action.save(update_fields=["state", "settled_at"])
         if letter.state == LetterState.RETRYING:
-            letter.state = LetterState.OPEN
+            # Nothing has run, so that a job that was on hold is so again.
+            letter.state = LetterState(json.loads(action.before)["state"])
             letter.save(update_fields=["state"])
         save_incident(incident)
     else:
@@ -813,8 +814,8 @@ def _decide(
     reference: str = "",
     answer: ProviderAnswer = ProviderAnswer.NONE,
 ) -> RepairAction:
-    """Close a locked open letter by a person's decision, with its action; raises ``JobOvertaken``."""
-    if letter.state != LetterState.OPEN:
+    """Close a locked letter, open or held, by a person's decision, with its action; raises ``JobOvertaken``."""
+    if letter.state not in DECIDABLE:
         raise JobOvertaken(standing=letter.standing(incident))
     now = incident.locked_at
     action = RepairAction(

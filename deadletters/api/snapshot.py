@@ -85,7 +85,7 @@ class IntakeSurgeSerializer(serializers.Serializer[Any]):
 
 
 class UnresolvedLetterSerializer(serializers.Serializer[Any]):
-    """A failed job that waits for a decision or for the answer of its repair."""
+    """A failed job that waits for a decision or for the answer of its repair, or one that is on hold."""
 
     id = serializers.UUIDField()
     tenant = serializers.CharField()
@@ -93,7 +93,7 @@ class UnresolvedLetterSerializer(serializers.Serializer[Any]):
     queue = serializers.CharField()
     job_type = serializers.CharField()
     job_id = serializers.CharField()
-    state = serializers.ChoiceField(choices=["open", "acknowledged", "retrying"])
+    state = serializers.ChoiceField(choices=["open", "acknowledged", "held", "retrying"])
     error_code = serializers.CharField()
     occurrence_count = serializers.IntegerField()
     first_seen_at = Moment()

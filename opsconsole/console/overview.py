@@ -318,7 +318,7 @@ def _read(by: Operator, plan: Plan, kept: _Kept) -> Overview:
     recent, hour_is_capped = count_failed_since(letters, now - HOUR, COUNTED_JOBS)
     if plan.shapes:
         version = _digest(version, sorted(map(repr, waiting)), sorted(recent.items()))
-    decided_upon = [one for one in waiting if not one.is_retrying]
+    decided_upon = [one for one in waiting if one.needs_decision]
     by_queue, all_queues = _queue_lines(judge_waiting(letters, decided_upon, now, COUNTED_JOBS))
     decisions = _number(min(sum(one.count for one in decided_upon), COUNTED_JOBS), jobs_are_capped)
     if jobs_are_capped and not (is_capped or plan.shapes):
@@ -409,10 +409,11 @@ def _queue_lines(judged: ByQueue) -> tuple[dict[str, QueueLine], QueueLine]:
 def _decisions_by_incidents(letters: Any, found: Iterable[Incident]) -> str:
     """Return how many jobs need a decision where they are too many to count: incidents keep a count of their own.
 
-    What is on its way is in that count, and is left out by one more query; where that is too much to count as well,
-    no more than what is left can need one.
+    What is on hold or on its way is in that count, and is left out by one more query; where that is too much to count
+    as well, no more than what is left can need one.
     """
-    awaited, is_capped = count_unresolved(letters.filter(state=LetterState.RETRYING), COUNTED_JOBS)
+    others = letters.filter(state__in=(LetterState.HELD, LetterState.RETRYING))
+    awaited, is_capped = count_unresolved(others, COUNTED_JOBS)
     count = sum(one.unresolved_count for one in found) - min(sum(one.count for one in awaited), COUNTED_JOBS)
     return f"at most {thousands(count)}" if is_capped else thousands(count)
 

@@ -16,7 +16,7 @@ from django.urls import reverse
 
 from deadletters.admin import OUTCOME_TONES, OUTCOME_WORDS, attempt_words, job_context, letter_name, letter_words
 from deadletters.journal.events import MessageState
-from deadletters.models import DeadLetter, LetterState
+from deadletters.models import DECIDABLE, DeadLetter, LetterState
 from deadletters.selectors import Hourly, open_jobs_of
 from grants.actions import Action
 from grants.operators import Operator
@@ -322,7 +322,7 @@ class RepairableIncidentAdmin(SelectableIncidentAdmin):
         is_awaited, can_be_retried_alone = judged.tiles.awaiting > 0, False
         if incident.is_resolved:
             of_it = DeadLetter.objects.filter(incident=incident)
-            alone = of_it.filter(state=LetterState.OPEN, message_state=MessageState.FULL.value)
+            alone = of_it.filter(state__in=DECIDABLE, message_state=MessageState.FULL.value)
             awaited, retriable = capped_counts([of_it.filter(state=LetterState.RETRYING), alone], 0)
             is_awaited, can_be_retried_alone = awaited > 0, retriable > 0
         failed_again = _failed_again(incident, repairs)
@@ -694,7 +694,7 @@ def served_for(request: HttpRequest, source: str) -> Served:
 
 def must_ask(request: HttpRequest, chosen: Checked) -> bool:
     """Say whether a button that acts at once was pressed for a job that has come to need a question since."""
-    if "at_once" not in request.POST or chosen.letter.state != LetterState.OPEN:
+    if "at_once" not in request.POST or chosen.letter.state not in DECIDABLE:
         return False
     return chosen.prospect is not Prospect.SAFE or bool(chosen.letter.chord_id)
 
@@ -810,7 +810,7 @@ def _refusals(results: Iterable[LetterResult]) -> Counter[str]:
 
 def _if_run_again(letter: DeadLetter, judged: Judged, served: Served) -> dict[str, str]:
     """Return what the list of an incident's jobs says of running one again: nothing of one that is settled."""
-    if letter.state != LetterState.OPEN:
+    if letter.state not in DECIDABLE:
         return {"outcome": "", "tone": "", "reason": ""}
     prospect, reason = judged.of_letter(letter, served)
     if prospect is Prospect.BLOCKED:

@@ -15,7 +15,7 @@ from django.template.response import TemplateResponse
 from django.urls import reverse
 
 from deadletters.admin import DeadLetterAdmin, letter_name
-from deadletters.models import DeadLetter, LetterState
+from deadletters.models import DECIDABLE, DeadLetter, LetterState
 from grants.actions import Action
 from grants.operators import Operator
 from grants.pages import (
@@ -83,7 +83,7 @@ class RepairableLetterAdmin(DeadLetterAdmin):
 
     def list_context(self, request: HttpRequest, cl: Any) -> dict[str, Any]:
         """Look at what is listed as a retry would, so that no list calls safe what its own page says can't be sent."""
-        waiting = [one for one in cl.result_list if not one.is_closed(one.incident) and one.state == LetterState.OPEN]
+        waiting = [one for one in cl.result_list if not one.is_closed(one.incident) and one.state in DECIDABLE]
         served = {source: Served.lately(source) for source in {one.source for one in waiting}}
         for start in range(0, len(waiting), LOADED):
             few = waiting[start : start + LOADED]
@@ -120,7 +120,7 @@ class RepairableLetterAdmin(DeadLetterAdmin):
         context = super().letter_context(request, letter, {**sent, **(runs or {})})
         rows = repair_rows(actions[:REPAIRS_SHOWN], site=site, runs=sent)[::-1]
         checked = None
-        if letter.state == LetterState.OPEN:
+        if letter.state in DECIDABLE:
             served = Served.lately(letter.source)
             checked = check_letter(letter, letter.incident, served=served, now=served.at)
         is_awaited = letter.state == LetterState.RETRYING
@@ -307,11 +307,11 @@ class RepairableLetterAdmin(DeadLetterAdmin):
         return HttpResponseRedirect(page)
 
     def deciding(self, letter: DeadLetter, asked: Confirmation, posted: Mapping[str, Any]) -> Confirmation:
-        """Return the confirmation with what was seen; one about a job that is not open any more has no button.
+        """Return the confirmation with what was seen; one about a job with nothing to decide has no button.
 
         A form that was filled in wrongly keeps its key and what was seen when it was opened.
         """
-        if letter.state != LetterState.OPEN:
+        if letter.state not in DECIDABLE:
             note = "It does not wait for a decision any more; its page says how it stands."
             return replace(asked, submit="", sections=[], form=None, is_danger=False, note=note)
         hidden = seen(letter.incident)
@@ -459,7 +459,7 @@ class RepairableLetterAdmin(DeadLetterAdmin):
             if one.id in whole:
                 found = whole[one.id]
                 checked.append(check_letter(found, found.incident, served=served[one.source], now=now))
-            elif one.state != LetterState.OPEN:
+            elif one.state not in DECIDABLE:
                 checked.append(Checked(letter=one, prospect=Prospect.BLOCKED, remark=f"It is: {self.state(one)}."))
             else:
                 prospect, reason = prospect_of(one, served[one.source])

@@ -16,7 +16,7 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 
 from deadletters.admin import letter_name
-from deadletters.models import DeadLetter, LetterState
+from deadletters.models import DECIDABLE, DeadLetter
 from grants.actions import Action
 from grants.operators import Operator
 from grants.pages import Confirmation, Section, operator_of, posted_ids, posted_key
@@ -147,7 +147,7 @@ class SelectableLetterAdmin(RepairableLetterAdmin):
         }
         missing = sum(not self.may_decide(by, decision.action, one) for one in ids if one not in letters)
         found = [letters[one] for one in ids if one in letters]
-        settled = [one for one in found if one.state != LetterState.OPEN]
+        settled = [one for one in found if one.state not in DECIDABLE]
         skipped = []
         if settled:
             skipped.append(
@@ -162,7 +162,7 @@ class SelectableLetterAdmin(RepairableLetterAdmin):
         if missing:
             heading = f"Skipped, because: {_jobs(missing)} not yours to decide about, or not there"
             skipped.append(Section(heading=heading, tone="bad", text="Nothing happens to them. This was audited."))
-        return _Chosen(letters=[one for one in found if one.state == LetterState.OPEN], skipped=skipped)
+        return _Chosen(letters=[one for one in found if one.state in DECIDABLE], skipped=skipped)
 
     def _deciding_sections(self, decision: Decision, letters: Sequence[DeadLetter]) -> list[Section]:
         if not letters:

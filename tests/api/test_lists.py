@@ -165,6 +165,15 @@ def mixed(cast: Cast) -> dict[str, list[str]]:
         incident_id=closed.incident_id, by=cast.ada, key="r", code="fixed", summary="It is fixed.", unrepaired=1
     )
     put("resolved", closed)
+    aside = dead_letter(task="shop.aside")
+    DeadLetter.objects.filter(id=aside.id).update(state="held")
+    resolve_incident(
+        incident_id=aside.incident_id, by=cast.ada, key="s", code="not_needed", summary="Nobody wants it.", unrepaired=1
+    )
+    put("resolved", aside)
+    waiting = letters(2, task="shop.on_hold")
+    DeadLetter.objects.filter(id__in=[one.id for one in waiting]).update(state="held")
+    put("held", *waiting)
     given_up = dead_letter(task="shop.given_up")
     discard_letter(letter_id=given_up.id, by=cast.ada, key="d", reason="not needed")
     put("discarded", given_up)
@@ -186,7 +195,7 @@ def test_letters_come_open_then_acknowledged_then_the_rest(ada: Api, mixed: dict
     """A15, C17, C18: each once, whatever the size of a page, forwards and backwards."""
     expected = [
         *mixed["open"],
-        *newest_first(mixed["acknowledged"] + mixed["retrying"]),
+        *newest_first(mixed["acknowledged"] + mixed["held"] + mixed["retrying"]),
         *newest_first(mixed["resolved"] + mixed["discarded"]),
     ]
     for limit in (1, 2, 3, 4, 7, 20):
@@ -207,7 +216,7 @@ def test_what_a_letter_is_found_by_is_what_it_says(ada: Api, mixed: dict[str, li
             assert sorted(row["id"] for row in rows) == sorted(mixed.get(name, []))
             assert {row["state"] for row in rows} <= {name}
     unresolved = {row["id"] for row in ada.rows("dead-letters", {"state": "unresolved"})}
-    assert unresolved == {*mixed["open"], *mixed["acknowledged"], *mixed["retrying"]}
+    assert unresolved == {*mixed["open"], *mixed["acknowledged"], *mixed["held"], *mixed["retrying"]}
     both = ada.rows("dead-letters", {"state": "discarded,open", "limit": 3})
     assert [row["state"] for row in both] == ["open", "open", "open"]
 

@@ -796,3 +796,22 @@ def test_a_message_recorded_without_its_key_can_be_sent_once_the_key_is_back(cas
         conf.sealer.cache_clear()
         assert retry_letter(letter_id=recorded.letter_id, by=cast.olga, key="k").state == "retrying"
     conf.sealer.cache_clear()
+
+
+def test_a_held_job_can_be_decided_about_alone_and_is_held_again_when_its_retry_is_withdrawn(cast: Cast) -> None:
+    """C17: nothing has run, so that a withdrawn retry leaves it as it was; a retry of all open ones passes it by."""
+    chosen = letters(3)
+    DeadLetter.objects.filter(id__in=chosen).update(state=LetterState.HELD)
+    incident = Incident.objects.get()
+    with pytest.raises(SelectionDrifted):
+        retry_incident(incident_id=incident.id, by=cast.ada, key="all", expected_count=3)
+    sent = retry_letter(letter_id=chosen[0], by=cast.olga, key="k")
+    assert sent.state == "retrying"
+    assert sent.repair_id is not None
+    assert cancel_repair(repair_id=sent.repair_id, by=cast.olga, key="c").state == "held"
+    assert DeadLetter.objects.get(id=chosen[0]).standing(Incident.objects.get()) == "held"
+    assert discard_letter(letter_id=chosen[1], by=cast.ada, key="d", reason="not wanted").state == "discarded"
+    closed = close_letter_as_done(letter_id=chosen[2], by=cast.olga, key="e", reason="done by hand")
+    assert closed.state == "already_done"
+    with pytest.raises(JobOvertaken):
+        retry_letter(letter_id=chosen[2], by=cast.olga, key="f")
