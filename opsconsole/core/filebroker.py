@@ -28,6 +28,8 @@ from kombu.transport import filesystem, virtual
 from kombu.transport.filesystem import exchange_queue_t
 from kombu.utils.json import dumps, loads
 
+from opsconsole.core import pool_children
+
 logger = logging.getLogger(__name__)
 
 LOOK_FOR_DEAD_SECONDS = 5.0
@@ -244,6 +246,8 @@ class Transport(filesystem.Transport):
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
+        # Only without an event loop, as here, do threads of the pool fork its children.
+        pool_children.connect()
         # kombu shares what it believes to be bound between all connections of a process, wherever their folders are.
         self.state = virtual.BrokerState()
 

@@ -265,6 +265,7 @@ class Cases(Worker):
         self.case("revoked", "scripted_dead_end", countdown=2, task_id=self.ids["revoked"])
         self.case("expired later", "scripted_dead_end", countdown=2, expires=1.5)
         self.wait_for(expected + 2)
+        # Children that died were replaced: without opsconsole/core/pool_children.py one of a hundred workers hung here.
         self.signal(signal.SIGTERM)
         self.finish()
 
@@ -639,6 +640,41 @@ def test_a_cold_shutdown_loses_what_was_acknowledged(doomed: Worker) -> None:
     doomed.signal(signal.SIGQUIT)
     doomed.finish()
     assert outcomes(doomed) == expected_outcomes(doomed)
+
+
+# Workers that are stopped
+
+
+@pytest.fixture
+def replaced(tmp_path: Path) -> Iterator[Worker]:
+    """A worker on files whose only child has replaced one that died, and runs a job of nine seconds."""
+    worker = Worker(tmp_path, "prefork", "", late=False, concurrency=1)
+    try:
+        worker.send("killed")
+        worker.wait_for(1)
+        worker.send("slow", "the last", 9.0, task_id="last")
+        worker.wait_for_marks("slow the last")
+        yield worker
+    finally:
+        worker.close()
+
+
+def test_a_worker_that_is_stopped_finishes_the_jobs_of_children_that_replaced_others(replaced: Worker) -> None:
+    """Linux would kill them with the thread of the pool that forked them, which ends while they work."""
+    replaced.signal(signal.SIGTERM)
+    replaced.finish()
+    assert replaced.process.returncode == 0
+    assert replaced.ended("last").state is EndState.SUCCESS
+
+
+def test_a_child_that_replaced_another_ends_with_the_main_process(replaced: Worker) -> None:
+    [child] = psutil.Process(replaced.process.pid).children()
+    replaced.process.kill()
+    replaced.process.wait(TIMEOUT)
+    child.wait(2)
+    replaced.finish()
+    assert outcomes(replaced) == {}
+    assert isinstance(replaced.only("last"), Failed)
 
 
 # Workers without a journal
