@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -16,6 +21,7 @@ from django.utils import timezone
 from grants import sql
 from grants.models import AuditEvent
 from tests import services
+from tests.__main__ import run_side_by_side
 from tests.browser import open_page
 
 if TYPE_CHECKING:
@@ -57,6 +63,45 @@ def test_a_missing_service_skips_a_test_but_fails_it_where_all_is_said_to_be_the
     monkeypatch.setenv("OPSCONSOLE_TEST_CHROMIUM", "no-such-browser")
     with pytest.raises(pytest.fail.Exception, match="on the PATH"):
         services.find_chromium()
+
+
+def test_a_run_that_fails_stops_no_other_and_every_output_is_whole(capfd: pytest.CaptureFixture[str]) -> None:
+    fails = "print('it broke', flush=True); raise SystemExit(3)"
+    goes_on = "import time; print('first', flush=True); time.sleep(0.5); print('last')"
+    codes = run_side_by_side(
+        {
+            "one": [sys.executable, "-c", fails],
+            "two": [sys.executable, "-c", goes_on],
+            "three": [sys.executable, "-c", ""],
+        }
+    )
+    assert codes == {"one": 3, "two": 0, "three": 0}
+    lines = [line for line in capfd.readouterr().out.splitlines() if line]
+    assert lines == ["it broke", "== two, which runs meanwhile", "first", "last", "== three, which runs meanwhile"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_whoever_ends_the_runs_lets_each_clean_up(tmp_path: Path, number: signal.Signals) -> None:
+    waits = (
+        "import pathlib, sys, time\ntry:\n  pathlib.Path(sys.argv[1]).touch(); time.sleep(60)\n"
+        "except KeyboardInterrupt:\n  print('clean'); sys.exit(2)"
+    )
+    marks = [tmp_path / "one", tmp_path / "two"]
+    commands = {mark.name: [sys.executable, "-c", waits, str(mark)] for mark in marks}
+    both = f"from tests.__main__ import run_side_by_side; print(run_side_by_side({commands!r}))"
+    with subprocess.Popen(
+        [sys.executable, "-c", both], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+    ) as process:
+        deadline = time.monotonic() + 30
+        while not all(mark.exists() for mark in marks):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        os.kill(process.pid, number)
+        assert process.stdout is not None
+        output = process.stdout.read()
+    assert process.returncode == 0
+    assert output.count("clean") == 2
+    assert "{'one': 2, 'two': 2}" in output
 
 
 class Pages(BaseHTTPRequestHandler):
