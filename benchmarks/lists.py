@@ -2,10 +2,10 @@
 
     python -m benchmarks.lists [--tasks 1000000]
 
-A fifth as many incidents; one of them has 50,000 of the jobs, and one job has a traceback of 30 MB. A page is the
-whole answer, from the request to its last byte, with a test client: template and queries, no network. Beside the first
-page of a list stand the one in its middle and one near its end. The statements of the API's lists are timed by
-themselves, from being sent to their last row.
+A fifth as many incidents; one of them has 50,000 of the jobs, and one job has a traceback of 30 MB. Each job has its
+message and its failure, as a recorder writes them. A page is the whole answer, from the request to its last byte, with
+a test client: template and queries, no network. Beside the first page of a list stand the one in its middle and one
+near its end. The statements of the API's lists are timed by themselves, from being sent to their last row.
 """
 
 from __future__ import annotations
@@ -38,6 +38,11 @@ SELECT {values} FROM ops_deadletters_deadletter AS l, generate_series(1, %(count
 JOIN numbered AS i ON i.place = CASE WHEN nth <= %(large)s THEN 0 ELSE nth %% %(incidents)s END
 WHERE l.id = %(id)s
 """
+COPIES = """
+INSERT INTO {table} ({columns})
+SELECT {values} FROM {table} AS one, ops_deadletters_deadletter AS l
+WHERE one.letter_id = %(id)s AND l.id <> %(id)s
+"""
 COUNTS = """
 UPDATE ops_incidents_incident AS i SET letter_count = c.all, occurrence_count = c.all,
     unresolved_count = CASE WHEN i.state = 'resolved' THEN 0 ELSE c.open END
@@ -52,7 +57,7 @@ def fill(count: int, *, indexed: bool = True) -> Any:
     from django.db import connection, transaction
 
     from deadletters import search
-    from deadletters.models import DeadLetter
+    from deadletters.models import DeadLetter, Occurrence, SealedMessage
     from deadletters.recorder import record_failures
     from incidents.models import Incident
     from opsconsole.core.database import database_now
@@ -69,9 +74,11 @@ def fill(count: int, *, indexed: bool = True) -> Any:
         "key": "'key-' || nth",
         "tenant": f"'t-' || (nth %% {TENANTS})",
         "severity": "10 * (1 + nth %% 4)",
-        # Nineteen of twenty are over, as in a console that is in use.
-        "state": "CASE WHEN nth %% 20 = 0 THEN 'open' ELSE 'resolved' END",
+        # Nineteen of twenty are over, as in a console that is in use, and their jobs have been told.
+        "state": "CASE WHEN nth %% 20 > 0 THEN 'resolved' WHEN nth %% 60 = 0 THEN 'acknowledged' ELSE 'open' END",
         "resolved_at": "CASE WHEN nth %% 20 = 0 THEN NULL ELSE now() END",
+        "acknowledged_at": "CASE WHEN nth %% 60 = 0 THEN now() ELSE NULL END",
+        "stamped_episode": "CASE WHEN nth %% 20 = 0 THEN 0 ELSE 1 END",
         "unresolved_count": "0",
         "title": "'shop.charge_card fails with CardDeclined no ' || nth",
         "last_seen_at": "now() - nth * interval '7 seconds'",
@@ -86,10 +93,15 @@ def fill(count: int, *, indexed: bool = True) -> Any:
         "queue": "'queue-' || (nth %% 7)",
         "error_text": "'the card of order ' || nth || ' was declined by the bank, which gives no reason'",
         "payload_preview": "'[' || nth || ', \"order\"], {}'",
-        "state": "CASE WHEN nth <= %(large)s OR nth %% 20 = 0 THEN 'open' ELSE 'repaired' END",
+        # One in twenty was closed with its incident and not repaired: by itself it is open for ever.
+        "state": "CASE WHEN nth <= %(large)s OR nth %% 10 = 0 THEN 'open' ELSE 'repaired' END",
         "closed_at": "CASE WHEN nth <= %(large)s OR nth %% 20 = 0 THEN NULL ELSE now() END",
         "last_seen_at": "now() - nth * interval '1 second'",
     }
+    of_failure = {
+        "id": "gen_random_uuid()", "letter_id": "l.id", "tenant": "l.tenant", "task_id": "l.task_id",
+        "delivery": "l.task_id || ':0'", "happened_at": "l.last_seen_at",
+    }  # fmt: skip
     with connection.cursor() as cursor:
         columns = [field.column for field in Incident._meta.concrete_fields]
         values = ", ".join(of_incident.get(column, column) for column in columns)
@@ -104,8 +116,14 @@ def fill(count: int, *, indexed: bool = True) -> Any:
             {"count": count - 1, "large": LARGE, "incidents": incidents, "id": letter.id},
         )
         cursor.execute(COUNTS)
+        # What a job has beside its row: the message that a retry sends, and its failure.
+        for model, columns_of in ((SealedMessage, {"letter_id": "l.id"}), (Occurrence, of_failure)):
+            columns = [field.column for field in model._meta.concrete_fields]
+            values = ", ".join(columns_of.get(column, f"one.{column}") for column in columns)
+            statement = COPIES.format(table=model._meta.db_table, columns=", ".join(columns), values=values)
+            cursor.execute(statement, {"id": letter.id})
         cursor.execute("INSERT INTO ops_deadletters_tracebacktext VALUES ('large', repeat('x', %s))", [TRACEBACK_BYTES])
-        cursor.execute("UPDATE ops_deadletters_occurrence SET traceback_id = 'large'")
+        cursor.execute("UPDATE ops_deadletters_occurrence SET traceback_id = 'large' WHERE letter_id = %s", [letter.id])
         search.install(connection, wanted=indexed)
         cursor.execute("VACUUM ANALYZE")
     return letter
@@ -195,9 +213,9 @@ def api_lists(by: Any) -> dict[tuple[str, str], Callable[[], Any]]:
     letters, default = DeadLetter.objects.all(), LetterFilter()
     for number, (which, rows) in enumerate(
         (
-            ("open", letters.filter(state="open", incident__state="open")),
-            ("acknowledged", letters.filter(state="open", incident__state="acknowledged")),
-            ("the rest", letters.filter(state="repaired")),
+            ("open", letters.filter(state="open", closed_at=None, incident__state="open")),
+            ("acknowledged", letters.filter(state="open", closed_at=None, incident__state="acknowledged")),
+            ("the rest", letters.filter(closed_at__isnull=False)),
         )
     ):
         ordered, count = rows.newest_first().values_list("last_seen_at", "id"), rows.count()

@@ -123,8 +123,14 @@ class DeadLetter(models.Model):
             # A job of Celery's has its task's id, so that this index holds the others alone and costs most failures
             # nothing; ``DeadLetterQuerySet.is_of_job`` asks so that both are used.
             models.Index(F("job_id"), condition=~Q(job_id=F("task_id")), name="ops_letter_job_id"),
-            # For retention; a letter is written into it when it is closed.
+            # For retention, and for the part of a list that is closed; a letter is written into them when it is closed.
             models.Index(F("closed_at"), F("id"), condition=Q(closed_at__isnull=False), name="ops_letter_closed"),
+            models.Index(
+                F("last_seen_at").desc(),
+                F("id").desc(),
+                condition=Q(closed_at__isnull=False),
+                name="ops_letter_closed_newest",
+            ),
         ]
 
     def __str__(self) -> str:

@@ -15,9 +15,8 @@ from django.db.models import BigIntegerField, Case, DateTimeField, F, Q, QuerySe
 from django.db.models.functions import TruncHour
 
 from deadletters import drainer
+from deadletters.listing import STANDINGS, UNRESOLVED, read_letters
 from deadletters.models import (
-    DECIDABLE,
-    SETTLED,
     UNSETTLED,
     Attempt,
     DeadLetter,
@@ -32,7 +31,7 @@ from deadletters.search import search_letters
 from grants.actions import Action
 from grants.operators import Operator
 from grants.reading import authorise_anywhere, authorise_scope
-from incidents.models import UNRESOLVED_STATES, Incident, IncidentState
+from incidents.models import UNRESOLVED_STATES, Incident
 from incidents.selectors import find_incident
 from opsconsole.core.bounded import count_alike, rows_of_each
 from opsconsole.core.database import database_now
@@ -53,23 +52,6 @@ HOURLY_ROWS = 50_000
 EACH_FAILURE = 1_000
 """Jobs of an incident up to which its chart counts every failure; of more, each job once."""
 
-CURRENT = Q(episode=F("incident__episode")) & ~Q(incident__state=IncidentState.RESOLVED)
-CLOSED_WITH_INCIDENT = Q(incident__state=IncidentState.RESOLVED) | Q(episode__lt=F("incident__episode"))
-STANDINGS: dict[str, Q] = {
-    "open": Q(state=LetterState.OPEN, incident__state=IncidentState.OPEN, episode=F("incident__episode")),
-    "acknowledged": Q(
-        state=LetterState.OPEN, incident__state=IncidentState.ACKNOWLEDGED, episode=F("incident__episode")
-    ),
-    "held": Q(state=LetterState.HELD) & CURRENT,
-    "retrying": Q(state=LetterState.RETRYING),
-    "resolved": Q(state__in=DECIDABLE) & CLOSED_WITH_INCIDENT,
-    **{str(state): Q(state=state) for state in SETTLED},
-}
-"""What ``DeadLetter.standing`` says, as conditions: the state that a reader sees (C18)."""
-READ_APART = {"resolved": tuple(Q(state=state) & CLOSED_WITH_INCIDENT for state in DECIDABLE)}
-"""Standings of more than one state: the index has each of these in the order of a list, and not the two together."""
-SEGMENTS = (("open",), ("acknowledged", "held", "retrying"), ("resolved", *(str(state) for state in SETTLED)))
-"""A15: open, then acknowledged, then the rest. A's acknowledged is also what is being retried (C17)."""
 STATES = (*STANDINGS, "unresolved")
 ORDERINGS = ("default", "newest")
 
@@ -110,9 +92,6 @@ class LetterFilter:
         return tuple(chosen)
 
 
-UNRESOLVED = ("open", "acknowledged", "held", "retrying")
-
-
 def list_letters(
     operator: Operator,
     wanted: LetterFilter,
@@ -123,9 +102,7 @@ def list_letters(
 ) -> Page[DeadLetter]:
     """Return a page of what ``operator`` may see, in A15's order or simply newest first.
 
-    A15's order mixes the letter's column with its incident's, which no index can hold: it is served as three segments,
-    each read newest first through an index, and the cursor says in which one a page begins. Raises ``AccessDenied``
-    for a scope they may not inspect, ``InvalidFields`` for a bad cursor.
+    Raises ``AccessDenied`` for a scope they may not inspect, ``InvalidFields`` for a bad cursor.
     """
     authorise_scope(
         operator,
@@ -137,7 +114,8 @@ def list_letters(
     rows = DeadLetter.objects.visible_to(operator, Action.INSPECT).filter(wanted.condition())
     if wanted.text is not None:
         rows = asked(search_letters(wanted.text, within=rows, anywhere=rows))
-    return _read_letters(rows, wanted.standings(), ordering=ordering, limit=limit, cursor=cursor)
+    is_narrow = any((wanted.text, wanted.incident, wanted.task_id, wanted.job_id))
+    return read_letters(rows, wanted.standings(), ordering=ordering, limit=limit, cursor=cursor, is_narrow=is_narrow)
 
 
 def letters_of_incident(
@@ -153,13 +131,13 @@ def letters_of_incident(
     incident = find_incident(operator, incident_id)
     wanted = LetterFilter(states=states, incident=incident.id)
     rows = DeadLetter.objects.visible_to(operator, Action.INSPECT).filter(wanted.condition())
-    return _read_letters(rows, wanted.standings(), ordering=ordering, limit=limit, cursor=cursor)
+    return read_letters(rows, wanted.standings(), ordering=ordering, limit=limit, cursor=cursor, is_narrow=True)
 
 
 def newest_letters(operator: Operator, incident: Incident, count: int) -> list[DeadLetter]:
     """Return an incident's letters for its page: unresolved ones first, each newest first."""
     rows = DeadLetter.objects.visible_to(operator, Action.INSPECT).filter(incident_id=incident.id)
-    return _read_letters(rows, (), ordering="default", limit=count, cursor=None).rows
+    return read_letters(rows, (), ordering="default", limit=count, cursor=None, is_narrow=True).rows
 
 
 def outcome_counts(incident: Incident) -> dict[str, Any]:
@@ -323,37 +301,6 @@ def list_worker_nodes(
         )
 
     return read_page("nodes", [[Source(rows, ("seen_at", "id"), report)]], limit=limit, cursor=cursor)
-
-
-def _read_letters(
-    rows: DeadLetterQuerySet, standings: tuple[str, ...], *, ordering: str, limit: int, cursor: str | None
-) -> Page[DeadLetter]:
-    rows = rows.select_related("incident")
-    if ordering == "newest":
-        if standings:
-            condition = Q()
-            for name in standings:
-                condition |= STANDINGS[name]
-            rows = rows.filter(condition)
-        return read_page("letters:newest", [[_by_last_seen(rows)]], limit=limit, cursor=cursor)
-    segments = [[_by_last_seen(part) for part in _parts(rows, segment, standings)] for segment in SEGMENTS]
-    return read_page("letters:default", segments, limit=limit, cursor=cursor)
-
-
-def _parts(rows: DeadLetterQuerySet, segment: tuple[str, ...], standings: tuple[str, ...]) -> list[DeadLetterQuerySet]:
-    """Return one query for each standing and state, which an index on the state answers, and merge the results.
-
-    The whole rest is the exception: it is nearly everything, so one pass over the newest, leaving out the few that are
-    unresolved, beats six.
-    """
-    if not standings and segment is SEGMENTS[-1]:
-        return [rows.exclude(state=LetterState.RETRYING).exclude(Q(state__in=DECIDABLE) & CURRENT)]
-    wanted = [name for name in segment if not standings or name in standings]
-    return [rows.filter(part) for name in wanted for part in READ_APART.get(name, (STANDINGS[name],))]
-
-
-def _by_last_seen(rows: DeadLetterQuerySet) -> Source[DeadLetter]:
-    return Source(rows, ("last_seen_at", "id"))
 
 
 # -- totals for the overview -------------------------------------------------------------------------------------------

@@ -30,8 +30,8 @@ from django.db.models import (
 )
 from django.db.models.functions import Cast
 
+from deadletters.listing import STANDINGS, UNRESOLVED
 from deadletters.models import DeadLetter
-from deadletters.selectors import STANDINGS, UNRESOLVED
 from grants.actions import Action
 from grants.operators import Operator
 from grants.reading import authorise_anywhere, authorise_scope

@@ -283,4 +283,8 @@ class Migration(migrations.Migration):
             model_name='deadletter',
             index=models.Index(models.F('closed_at'), models.F('id'), condition=models.Q(('closed_at__isnull', False)), name='ops_letter_closed'),
         ),
+        migrations.AddIndex(
+            model_name='deadletter',
+            index=models.Index(models.OrderBy(models.F('last_seen_at'), descending=True), models.OrderBy(models.F('id'), descending=True), condition=models.Q(('closed_at__isnull', False)), name='ops_letter_closed_newest'),
+        ),
     ]

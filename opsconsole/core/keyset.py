@@ -36,15 +36,20 @@ class Source(Generic[T]):
 
     def take(self, bound: Key | None, count: int, *, backwards: bool) -> list[tuple[Key, T]]:
         """Return up to ``count`` rows beyond ``bound``, next to it first."""
-        rows = self.rows.order_by(*(name if backwards else f"-{name}" for name in self.columns))
-        if bound is not None:
-            fields = [self.rows.model._meta.get_field(name) for name in self.columns]
-            values = [Value(value, output_field=field) for value, field in zip(bound, fields, strict=True)]
-            rows = rows.filter(RowComparison(self.columns, tuple(values), ">" if backwards else "<"))
+        rows = self.beyond(bound, backwards=backwards)
         taken = rows.first_rows(count) if isinstance(rows, Searchable) else rows[:count]
         return [
             (tuple(getattr(row, name) for name in self.columns), self.show(row) if self.show else row) for row in taken
         ]
+
+    def beyond(self, bound: Key | None, *, backwards: bool) -> QuerySet[Any]:
+        """Return the rows beyond ``bound``, all of them without one, next to it first."""
+        rows = self.rows.order_by(*(name if backwards else f"-{name}" for name in self.columns))
+        if bound is None:
+            return rows
+        fields = [self.rows.model._meta.get_field(name) for name in self.columns]
+        values = [Value(value, output_field=field) for value, field in zip(bound, fields, strict=True)]
+        return rows.filter(RowComparison(self.columns, tuple(values), ">" if backwards else "<"))
 
 
 Segment: TypeAlias = Sequence[Source[T]]
