@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from opsconsole.core.errors import OpsError
@@ -21,7 +22,17 @@ class JobError(Exception):
 
 
 class TryAgain(JobError):
-    """Nothing has happened, and it may work later: the next attempt is put off, until there is none left."""
+    """Nothing has happened, and it may work later: the next attempt is put off, until there is none left.
+
+    ``after`` is how long whoever was asked wants to be left alone: the pause is then no shorter, up to an hour.
+    """
+
+    def __init__(self, code: str, text: str = "", after: timedelta | None = None) -> None:
+        self.after = after
+        super().__init__(code, text)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.code, self.text, self.after)
 
 
 class Refused(JobError):

@@ -12,16 +12,20 @@ import http.client
 import io
 import ipaddress
 import json
+import re
 import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from typing import Any, NoReturn
 from urllib.parse import quote, urljoin, urlsplit
 
+from opsconsole.core.clock import wall_now
 from opsconsole.jobs.errors import JobError, Refused, TryAgain, Unanswered
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -221,7 +225,10 @@ def as_job_errors(*, no_answer: type[JobError] = Unanswered) -> Iterator[None]:
 
 
 def expect_success(answer: Answer, *, no_answer: type[JobError] = Unanswered) -> None:
-    """Return for a 2xx; else raise what the status means for a job, with the code ``http_<status>``."""
+    """Return for a 2xx; else raise what the status means for a job, with the code ``http_<status>``.
+
+    A pause that the server asks for goes with ``TryAgain``.
+    """
     status = answer.status
     if 200 <= status < 300:
         return
@@ -230,8 +237,38 @@ def expect_success(answer: Answer, *, no_answer: type[JobError] = Unanswered) ->
         # Said by a gateway, about a server behind it that may have done what it was asked.
         raise no_answer("http_504", text)
     if status == 429 or status >= 500:
-        raise TryAgain(f"http_{status}", text)
+        after = retry_after(answer)
+        if after is not None:
+            text = f"{text} and asks for a pause of {after.total_seconds():.0f} s"
+        raise TryAgain(f"http_{status}", text, after)
     raise Refused(f"http_{status}", text)
+
+
+def retry_after(answer: Answer) -> timedelta | None:
+    """Return for how long a server wants to be left alone; ``None`` if it does not say, or not so that it can be read.
+
+    RFC 9110, 10.2.3: seconds, or a moment. A moment is the server's, so it is measured from the server's own ``Date``.
+    """
+    asked = answer.headers.get("retry-after", "").strip()
+    if _SECONDS.fullmatch(asked):
+        return timedelta(seconds=int(asked))
+    moment = _http_date(asked)
+    if moment is None:
+        return None
+    said_at = _http_date(answer.headers.get("date", "")) or datetime.fromtimestamp(wall_now(), UTC)
+    return max(moment - said_at, timedelta())
+
+
+_SECONDS = re.compile(r"[0-9]{1,9}", re.ASCII)
+
+
+def _http_date(text: str) -> datetime | None:
+    try:
+        moment = parsedate_to_datetime(text)
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
+    # "-0000" says that the zone is not known: it is read as what HTTP has everywhere.
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 @lru_cache(maxsize=1)

@@ -57,6 +57,9 @@ class ProbeAnswer:
     evidence: str  # what it answered, at most 300 characters, for the repair's reference
 
 
+MOST_ASKED = timedelta(hours=1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackOff:
     """How long an attempt is put off: doubled each time, with a random part so that a burst comes back as none."""
@@ -66,9 +69,14 @@ class BackOff:
     most: timedelta = timedelta(minutes=15)
     jitter: float = 0.25
 
-    def delay(self, failed_attempts: int) -> timedelta:
-        """Return the pause after so many failed attempts (at least 1)."""
+    def delay(self, failed_attempts: int, asked: timedelta | None = None) -> timedelta:
+        """Return the pause after so many failed attempts (at least 1), no shorter than the one that was asked for.
+
+        An hour of that is kept to: whoever asks for a year must not put work off for ever.
+        """
         plain = min(self.first * self.factor ** min(failed_attempts - 1, 30), self.most)
+        if asked is not None:
+            plain = max(plain, min(asked, MOST_ASKED))
         return plain * (1 + self.jitter * random.random())  # noqa: S311  (spreads load, guards nothing)
 
 

@@ -196,10 +196,20 @@ def _finish(job: Job, state: JobState, now: datetime | None = None) -> None:
 
 
 def put_off(
-    job: Job, kind: Kind, *, code: str, text: str, outcome: OutcomeClass | None = None, reason: str = ""
+    job: Job,
+    kind: Kind,
+    *,
+    code: str,
+    text: str,
+    outcome: OutcomeClass | None = None,
+    reason: str = "",
+    after: timedelta | None = None,
 ) -> timedelta:
-    """Put a running job off after a failed attempt, and return for how long; raises ``LeaseLost``."""
-    delay = kind.back_off.delay(job.attempts)
+    """Put a running job off after a failed attempt, and return for how long; raises ``LeaseLost``.
+
+    ``after`` is a pause that was asked for (``TryAgain``): it is kept to, up to an hour.
+    """
+    delay = kind.back_off.delay(job.attempts, after)
     with transaction.atomic():
         now = database_now()
         held = Job.objects.filter(id=job.id, lease_token=job.lease_token, state=JobState.RUNNING)

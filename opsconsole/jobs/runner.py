@@ -105,7 +105,13 @@ def _put_off(job: Job, kind: Kind, error: Exception) -> None:
     try:
         delay = _patiently(
             lambda: ledger.put_off(
-                job, kind, code=code_of(error), text=f"{type(error).__name__}: {error}", outcome=outcome, reason=reason
+                job,
+                kind,
+                code=code_of(error),
+                text=f"{type(error).__name__}: {error}",
+                outcome=outcome,
+                reason=reason,
+                after=error.after if isinstance(error, TryAgain) else None,
             )
         )
     except LeaseLost as lost:

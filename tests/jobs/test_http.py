@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
+import pickle
 import socket
 import ssl
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,7 @@ from opsconsole.jobs.http import (
     json_object,
     parse_url,
     request,
+    retry_after,
 )
 from tests.jobs.certificates import certificate_for
 from tests.jobs.server import (
@@ -316,6 +320,59 @@ def test_any_text_is_a_url_or_refused(text: str) -> None:
 def test_letters_outside_ascii_are_escaped(server: TestServer) -> None:
     server.on("/b%C3%A4r?q=%C3%BC", status(200, b"found"))
     assert get(server.url("/bär?q=ü")).body == b"found"
+
+
+# -- a pause that is asked for -----------------------------------------------------------------------------------------
+
+DATE = "Tue, 01 Dec 2026 10:00:00 GMT"
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"retry-after": "120"}, 120),
+        ({"retry-after": " 0 "}, 0),
+        ({"retry-after": "Tue, 01 Dec 2026 10:02:00 GMT", "date": DATE}, 120),
+        ({"retry-after": "Tuesday, 01-Dec-26 10:02:00 GMT", "date": DATE}, 120),
+        ({"retry-after": "Tue, 01 Dec 2026 09:00:00 GMT", "date": DATE}, 0),
+        ({"retry-after": "Tue, 01 Dec 2026 10:02:00 -0000", "date": DATE}, 120),
+        ({}, None),
+        ({"retry-after": ""}, None),
+        ({"retry-after": "-5"}, None),
+        ({"retry-after": "1.5"}, None),
+        ({"retry-after": "soon"}, None),
+        ({"retry-after": "9" * 400}, None),
+        ({"retry-after": "\u0661"}, None),
+    ],
+)
+def test_a_pause_is_read_as_seconds_or_from_the_clock_of_whoever_asks(
+    headers: dict[str, str], seconds: int | None
+) -> None:
+    """RFC 9110, 10.2.3."""
+    found = retry_after(Answer(status=429, headers=headers))
+    assert found == (None if seconds is None else timedelta(seconds=seconds))
+
+
+def test_a_moment_without_a_clock_beside_it_is_measured_by_our_own() -> None:
+    moment = datetime.now(UTC) + timedelta(minutes=10)
+    asked = retry_after(Answer(status=503, headers={"retry-after": format_datetime(moment, usegmt=True)}))
+    assert asked is not None
+    assert timedelta(minutes=9, seconds=50) < asked <= timedelta(minutes=10)
+
+
+@given(st.text(max_size=60), st.text(max_size=60))
+def test_any_text_is_a_pause_or_none(asked: str, date: str) -> None:
+    found = retry_after(Answer(status=429, headers={"retry-after": asked, "date": date}))
+    assert found is None or found >= timedelta()
+
+
+def test_the_pause_goes_with_the_error_also_from_process_to_process() -> None:
+    with pytest.raises(TryAgain) as caught:
+        expect_success(Answer(status=429, headers={"retry-after": "90"}))
+    assert (caught.value.code, caught.value.after) == ("http_429", timedelta(seconds=90))
+    assert str(caught.value) == "http_429: the server answered 429 and asks for a pause of 90 s"
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (again.code, again.text, again.after) == (caught.value.code, caught.value.text, caught.value.after)
 
 
 # -- TLS ---------------------------------------------------------------------------------------------------------------

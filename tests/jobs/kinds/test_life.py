@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from celery.exceptions import Retry
 
 from deadletters.models import LetterState
 from opsconsole.jobs import intake
@@ -165,3 +166,26 @@ def test_a_report_that_no_endpoint_decided_is_with_people_until_a_retry_decides_
     assert run(second, dispatch(second)) is None
     report.refresh_from_db()
     assert report.state == "decided"
+
+
+@pytest.mark.parametrize(
+    ("asked", "least", "most"), [("120", 120, 151), ("1", 5, 7), ("31536000", 3600, 4501), ("later", 5, 7)]
+)
+def test_a_pause_that_the_receiver_asks_for_is_kept_to_and_recorded(
+    world: World, asked: str, least: int, most: int
+) -> None:
+    """Retry-After of a 429: no shorter, at most an hour (and a quarter of it, so that many do not come at once)."""
+    world.server.on("/hook", status(429, Retry_After=asked))
+    intake.send_action(report=records.report(tenant=TENANT), action="hide", endpoint=world.server.url("/hook"))
+    job = Job.objects.get(kind="deliver_action")
+    said = run(job, dispatch(job))
+    job.refresh_from_db()
+    pause = (job.available_at - job.updated_at).total_seconds()
+    assert least <= pause < most
+    assert isinstance(said, Retry)
+    assert said.when == pause
+    assert (job.state, job.last_error_code) == (JobState.RETRYING, "http_429")
+    assert ("asks for a pause" in job.last_error_text) is (asked != "later")
+    record = kind_named(job.kind).record(job)
+    assert record is not None
+    assert record.detail["next_attempt_at"] == job.available_at
