@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import Enum
 from typing import Any
 from uuid import UUID
 
@@ -20,6 +21,7 @@ from opsconsole.core.canonical_json import canonical_json
 from opsconsole.core.database import AnyOf, RowWriter, plain_value
 from opsconsole.core.ids import new_id
 from opsconsole.core.keyset import RowComparison
+from opsconsole.jobs.models import Job, JobState
 from repairs.models import SweepActionType, SweepRepair
 
 Key = tuple[datetime, UUID]
@@ -40,13 +42,21 @@ _UUID7 = (
 _ISO = "to_char({column} AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')"
 
 
+class HeldBy(Enum):
+    """How the job that has a row is found: the column of the job, and what it is compared with."""
+
+    RECORD = ("record_id", "t.id::text", "id")
+    TOKEN = ("lease_token", "t.holder", "holder")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claims:
     """A table whose rows are claimed for a time, and what is done with a row whose time is over.
 
     ``state`` is that of a claimed row ("" = every row is one). ``changes`` are assignments as both databases read them,
     with ``%(now)s``; none deletes the row. ``marker`` is the column that says how old the claim is; ``before`` and
-    ``after`` are what the record says, the marker under ``marker_name``.
+    ``after`` are what the record says, the marker under ``marker_name``. ``held_by`` says how a row's job is found, the
+    lease of which is renewed with the row's: while that one lives, so does the row's.
     """
 
     model: type[models.Model]
@@ -58,6 +68,7 @@ class Claims:
     state: str
     changes: Mapping[str, str]
     after: Mapping[str, str | bool]
+    held_by: HeldBy | None = None
 
     @property
     def table(self) -> str:
@@ -83,13 +94,39 @@ def claimed(claims: Claims, *, ended_before: datetime) -> models.QuerySet[Any]:
     return rows.filter(state=claims.state) if claims.state else rows
 
 
+def _alive(claims: Claims) -> str:
+    """Return the condition that no job with a living lease has the row, as PostgreSQL reads it."""
+    if claims.held_by is None:
+        return ""
+    column, own, _ = claims.held_by.value
+    record = " AND j.record_type = %(entity)s" if claims.held_by is HeldBy.RECORD else ""
+    return (
+        f" AND NOT EXISTS (SELECT 1 FROM {Job._meta.db_table} j WHERE j.{column} = {own}{record}"  # noqa: S608
+        " AND j.state = 'running' AND j.lease_expires_at > %(now)s)"
+    )
+
+
+def _without_living(claims: Claims, rows: list[dict[str, Any]], now: datetime) -> list[dict[str, Any]]:
+    """Leave out the rows that a job with a living lease has."""
+    if claims.held_by is None or not rows:
+        return rows
+    column, _, own = claims.held_by.value
+    living = Job.objects.filter(
+        AnyOf(column, [str(row[own]) for row in rows]), state=JobState.RUNNING, lease_expires_at__gt=now
+    )
+    if claims.held_by is HeldBy.RECORD:
+        living = living.filter(record_type=claims.entity_type)
+    held = set(living.values_list(column, flat=True))
+    return [row for row in rows if str(row[own]) not in held]
+
+
 def release_claims(
     claims: Claims, *, run_id: UUID, by: str, ended_before: datetime, now: datetime, after: Key | None, size: int
 ) -> Released:
     """Release the oldest ``size`` claims that ended at ``ended_before`` or earlier, beyond ``after``; record each.
 
-    In the caller's transaction. A row that somebody holds, has changed meanwhile, or whose very claim was released
-    before (its operation key is there) is left alone, and counted as looked at.
+    In the caller's transaction. A row that somebody holds, whose job is alive, that has changed meanwhile, or whose
+    very claim was released before (its operation key is there) is left alone, and counted as looked at.
     """
     given = (claims, run_id, by, ended_before, now, after, size)
     return _release_in_one(*given) if connection.vendor == "postgresql" else _release_in_three(*given)
@@ -110,7 +147,8 @@ def _release_in_one(
         f"WITH seen AS (SELECT t.id, t.{marker} AS marker FROM {table} t WHERE {guard}{beyond}"  # noqa: S608
         f" ORDER BY t.{marker}, t.id LIMIT %(size)s),"
         f" claimed AS MATERIALIZED (SELECT t.id, t.tenant, t.id::text AS name, {iso} AS marker"
-        f" FROM {table} t WHERE t.id = ANY(ARRAY(SELECT id FROM seen)) AND {guard} FOR UPDATE SKIP LOCKED),"
+        f" FROM {table} t WHERE t.id = ANY(ARRAY(SELECT id FROM seen)) AND {guard}{_alive(claims)}"
+        " FOR UPDATE OF t SKIP LOCKED),"
         f" written AS (INSERT INTO {SweepRepair._meta.db_table} ({_COLUMNS})"
         f" SELECT {_UUID7}, %(run)s, tenant, %(action)s, %(entity)s, name, %(key)s || ':' || name || ':' || marker,"
         f" %(head)s || marker || %(tail)s, %(after)s, %(by)s, %(now)s FROM claimed"
@@ -139,8 +177,10 @@ def _release_in_three(
 ) -> Released:
     marker = claims.marker
     rows = claimed(claims, ended_before=ended_before)
-    found = list(beyond(rows, (marker, "id"), after).values_list("id", "tenant", marker)[:size])
-    keys = {_operation_key(claims, row_id, at): row_id for row_id, _tenant, at in found}
+    columns = ("id", "tenant", marker) + (() if claims.held_by is None else (claims.held_by.value[2],))
+    found = list(beyond(rows, (marker, "id"), after).values(*columns)[:size])
+    free = [(row["id"], row["tenant"], row[marker]) for row in _without_living(claims, found, now)]
+    keys = {_operation_key(claims, row_id, at): row_id for row_id, _tenant, at in free}
     after_text = canonical_json(dict(claims.after))
     written = record_repairs(
         [
@@ -157,11 +197,11 @@ def _release_in_three(
                 planned_by=by,
                 applied_at=now,
             )
-            for row_id, tenant, at in found
+            for row_id, tenant, at in free
         ]
     )
     repaired = _change(claims, [keys[key] for key in written], ended_before, now) if written else 0
-    last = (found[-1][2], found[-1][0]) if len(found) == size else None
+    last = (found[-1][marker], found[-1]["id"]) if len(found) == size else None
     return Released(scanned=len(found), repaired=repaired, last=last)
 
 

@@ -53,7 +53,7 @@ class RecordKind(Kind):
 
     Each hook is one UPDATE whose WHERE repeats what must hold, so that a hook which comes late, or for a record that
     was finished otherwise, changes nothing. Rows are found by id and tenant: a job never reaches another tenant's.
-    A record's lease is not renewed with its job's, so ``run`` has to be done within ``lease``.
+    A record's lease is renewed with its job's, in one transaction, so neither is taken from a body that takes long.
     """
 
     states: ClassVar[States]
@@ -90,6 +90,10 @@ class RecordKind(Kind):
         lease = {"lease_expires_at": job.lease_expires_at} if self.has_lease else {}
         rows = self.row(job).exclude(state__in=self.states.done)
         rows.update(state=self.states.in_flight, attempt_count=job.attempts, updated_at=now, **lease)
+
+    def renew(self, job: Job, now: datetime) -> None:
+        lease = {"lease_expires_at": job.lease_expires_at} if self.has_lease else {}
+        self.row(job).filter(state=self.states.in_flight).update(updated_at=now, **lease)
 
     def complete(self, job: Job, result: Any, now: datetime) -> None:  # noqa: ARG002
         """The record is done; what else there is to write is ``finished``'s."""

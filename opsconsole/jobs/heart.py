@@ -9,13 +9,15 @@ import logging
 import os
 import threading
 import time
+from copy import copy
 from dataclasses import dataclass
-from datetime import timedelta
 
 from django.db import Error, connections
 
 from opsconsole.core.forking import GATE
 from opsconsole.jobs import ledger
+from opsconsole.jobs.kind import Kind
+from opsconsole.jobs.models import Job
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +26,8 @@ BEAT_SECONDS = 1.0
 
 @dataclass(slots=True)
 class _Held:
-    lease: timedelta
+    job: Job
+    kind: Kind
     renewed: float
     is_lost: bool = False
 
@@ -37,16 +40,17 @@ class Heart:
         self._lock = threading.Lock()
         self._pid = 0
 
-    def watch(self, token: str, lease: timedelta) -> None:
-        """Renew this lease until ``forget``."""
-        held = _Held(lease, time.monotonic())
+    def watch(self, job: Job, kind: Kind) -> None:
+        """Renew the lease of a job, and those of what it works on, until ``forget``."""
+        # Its own row: the body's thread writes into the job while this one reads it.
+        held = _Held(copy(job), kind, time.monotonic())
         with self._lock:
             if self._pid != os.getpid():
                 # Threads do not survive a fork, and what the parent held is not this process's.
                 self._pid = os.getpid()
                 self._held = {}
                 threading.Thread(target=self._run, name="opsconsole-heart", daemon=True).start()
-            self._held[token] = held
+            self._held[job.lease_token] = held
 
     def forget(self, token: str) -> None:
         with self._lock:
@@ -63,14 +67,14 @@ class Heart:
             due = [
                 (token, held)
                 for token, held in self._held.items()
-                if not held.is_lost and now - held.renewed > held.lease.total_seconds() / 3
+                if not held.is_lost and now - held.renewed > held.kind.lease.total_seconds() / 3
             ]
         if not due:
             return False
         try:
             with GATE:
                 for token, held in due:
-                    if ledger.renew(token=token, lease=held.lease):
+                    if ledger.renew(held.job, held.kind):
                         held.renewed = now
                     else:
                         held.is_lost = True

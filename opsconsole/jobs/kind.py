@@ -33,6 +33,7 @@ class Work:
     attempt: int  # from 1
     max_attempts: int
     heartbeat: Callable[[], None] = field(default=lambda: None, compare=False)  # raises LeaseLost
+    token: str = ""  # the lease under which this attempt runs
 
     @property
     def idempotency_key(self) -> str:
@@ -111,6 +112,9 @@ class Kind:
 
     def begin(self, job: Job, now: datetime) -> None:
         """The job is claimed: its record is being worked on, until ``job.lease_expires_at``."""
+
+    def renew(self, job: Job, now: datetime) -> None:
+        """The body is still at work: its record is being worked on, until ``job.lease_expires_at``."""
 
     def complete(self, job: Job, result: Any, now: datetime) -> None:
         """The body has returned ``result``: write it."""

@@ -22,7 +22,7 @@ from opsconsole.jobs import conf
 from opsconsole.jobs.errors import LeaseLost
 from opsconsole.jobs.hooks import tell_repaired
 from opsconsole.jobs.kind import Kind, overrides
-from opsconsole.jobs.models import LEASED, Job, JobState
+from opsconsole.jobs.models import LEASED, ConnectionLease, Job, JobState
 from opsconsole.jobs.tokens import TOKEN_PREFIX
 
 EXHAUSTED = "queue_retries_exhausted"
@@ -154,11 +154,22 @@ def _claim(job_id: UUID, token: str, owner: str, lease: timedelta) -> Job | None
     return found[0] if found else None
 
 
-def renew(*, token: str, lease: timedelta) -> bool:
-    """Renew the lease of a running job for ``lease`` from now; returns whether it still was held."""
+def renew(job: Job, kind: Kind) -> bool:
+    """Renew the lease of a running job from now on, and in the same transaction those of what it works on.
+
+    These are its record's and those of the connections that it uses, which otherwise would be taken from a body that is
+    alive and slow. Returns whether the job still was held; nothing is written if not.
+    """
     now = database_now()
-    rows = Job.objects.filter(lease_token=token, state=JobState.RUNNING)
-    return rows.update(lease_expires_at=now + lease, updated_at=now) == 1
+    with transaction.atomic():
+        rows = Job.objects.filter(lease_token=job.lease_token, state=JobState.RUNNING)
+        if rows.update(lease_expires_at=now + kind.lease, updated_at=now) != 1:
+            return False
+        job.lease_expires_at = now + kind.lease
+        kind.renew(job, now)
+        used = ConnectionLease.objects.filter(tenant=job.tenant, holder=job.lease_token)
+        used.update(expires_at=job.lease_expires_at)
+    return True
 
 
 def succeed(job: Job, kind: Kind, result: Any) -> None:

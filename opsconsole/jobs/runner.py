@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 from uuid import UUID
 
@@ -39,7 +40,7 @@ def run_job(*, job_id: UUID, token: str, owner: str, kind: Kind) -> None:
     if job is None:
         logger.info("passed over an old message of job %s", job_id)
         raise Ignore(NotClaimed(f"job {job_id} has another lease, or has ended"))
-    HEART.watch(token, kind.lease)
+    HEART.watch(job, kind)
     try:
         try:
             result = kind.run(_work(job, token, kind))
@@ -55,7 +56,7 @@ def run_job(*, job_id: UUID, token: str, owner: str, kind: Kind) -> None:
 
 def _work(job: Job, token: str, kind: Kind) -> Work:
     def heartbeat() -> None:
-        if HEART.is_lost(token) or not ledger.renew(token=token, lease=kind.lease):
+        if HEART.is_lost(token) or not ledger.renew(copy(job), kind):
             raise LeaseLost(f"job {job.id} has another lease by now")
 
     return Work(
@@ -66,6 +67,7 @@ def _work(job: Job, token: str, kind: Kind) -> Work:
         attempt=job.attempts,
         max_attempts=job.max_attempts,
         heartbeat=heartbeat,
+        token=token,
     )
 
 

@@ -22,7 +22,6 @@ from opsconsole.jobs.http import Answer, HttpError, as_job_errors, expect_succes
 from opsconsole.jobs.kind import ProbeAnswer
 
 ANSWER_WITHIN_SECONDS = 15.0
-"""Well below the lease of the kinds that send: a record's lease is not renewed while it is being sent."""
 PROBE_WITHIN_SECONDS = 5.0
 PROBE_BYTES = 4 << 10
 HAPPENED = ("accepted", "applied", "completed", "delivered", "done", "succeeded")

@@ -15,7 +15,7 @@ from opsconsole.jobs.models import (
 )
 from repairs.models import SweepActionType
 from repairs.reconciliation.sweeping import Part, Sweeping
-from repairs.sql import Claims, Key, claimed, release_claims
+from repairs.sql import Claims, HeldBy, Key, claimed, release_claims
 
 FETCH_UNTOUCHED = timedelta(minutes=5)
 LEASE = timedelta(seconds=60)
@@ -36,6 +36,7 @@ STALE_FETCHES = Claims(
         "updated_at": "%(now)s",
     },
     after={"code": "stale_fetch_lease_recovered", "state": "pending"},
+    held_by=HeldBy.RECORD,
 )
 STALE_DISPATCHES = Claims(
     model=WorkflowDispatch,
@@ -53,6 +54,7 @@ STALE_DISPATCHES = Claims(
         "updated_at": "%(now)s",
     },
     after={"code": "stale_dispatch_lease_recovered", "state": "failed"},
+    held_by=HeldBy.RECORD,
 )
 STALE_CONNECTIONS = Claims(
     model=ConnectionLease,
@@ -64,6 +66,7 @@ STALE_CONNECTIONS = Claims(
     state="",
     changes={},
     after={"deleted": True},
+    held_by=HeldBy.TOKEN,
 )
 UNDELIVERED = Claims(
     model=Job,

@@ -234,7 +234,8 @@ def test_a_long_job_keeps_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     Job.objects.filter(id=job.id).update(lease_expires_at=database_now() - timedelta(seconds=1))
     heart = Heart()
     monkeypatch.setattr(heart, "_run", lambda: None)
-    heart.watch(token, timedelta(seconds=60))
+    job.refresh_from_db()
+    heart.watch(job, kind_named(job.kind))
     heart.beat(1e9)
     job.refresh_from_db()
     assert job.lease_expires_at is not None

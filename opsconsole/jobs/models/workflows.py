@@ -99,7 +99,10 @@ class WorkflowDispatch(models.Model):
 
 
 class ConnectionLease(models.Model):
-    """Who uses a connection to a third party, so that it is used by one at a time."""
+    """Who uses a connection to a third party, so that it is used by one at a time.
+
+    ``holder`` is the token of the lease under which the job runs that uses it.
+    """
 
     id = models.UUIDField(primary_key=True, default=new_id, editable=False)
     tenant = models.CharField(max_length=100)

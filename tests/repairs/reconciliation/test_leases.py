@@ -84,6 +84,39 @@ def test_connection_leases_past_their_expiry_are_deleted() -> None:
     assert json.loads(row.after) == {"deleted": True}
 
 
+def stale_rows() -> dict[str, tuple[Any, dict[str, str]]]:
+    """Return a stale row of each table, with what the job has that works on it."""
+    (fetch,) = fetching(400)
+    dispatch, connection_ = leased_dispatch(10), connection_lease(10)
+    return {
+        "evidence": (fetch, {"record_type": "evidence_fetch_request", "record_id": str(fetch.id)}),
+        "dispatch": (dispatch, {"record_type": "workflow_dispatch_outbox", "record_id": str(dispatch.id)}),
+        "connection": (connection_, {"lease_token": connection_.holder}),
+    }
+
+
+@pytest.mark.parametrize("which", ["evidence", "dispatch", "connection"])
+def test_what_a_living_job_works_on_is_left_to_it(which: str) -> None:
+    """A14, C9, C12: looked at and left alone, until the job's own lease is over."""
+    rows = stale_rows()
+    row, of_job = rows[which]
+    before = type(row).objects.filter(id=row.id).values().get()
+    job = leased_job(JobState.RUNNING, -30)
+    Job.objects.filter(id=job.id).update(**of_job)
+    assert counts(sweep("stale_leases")) == (3, 2, 1)
+    assert type(row).objects.filter(id=row.id).values().get() == before
+    Job.objects.filter(id=job.id).update(state="succeeded", finished_at=ago(0), lease_expires_at=None)
+    assert counts(sweep("stale_leases")) == (1, 1, 0)
+
+
+def test_a_job_of_another_record_keeps_no_row_from_being_released() -> None:
+    """A14: the job has the id of a record of another type."""
+    (fetch,) = fetching(400)
+    leased_job(JobState.RUNNING, -30, record_type="report", record_id=str(fetch.id))
+    leased_job(JobState.ENQUEUED, -30, record_type="evidence_fetch_request", record_id=str(fetch.id))
+    assert counts(sweep("stale_leases")) == (1, 1, 0)
+
+
 @pytest.mark.parametrize("state", ["pending", "available", "unavailable", "failed"])
 def test_evidence_that_nobody_fetches_is_left_alone(state: str) -> None:
     """A14: guarded by the state."""
@@ -291,7 +324,7 @@ def test_a_running_job_past_its_lease_runs_again_where_that_does_no_harm() -> No
     assert row.operation_key == f"stale-job:job:{job.id}:1:abc"
     with pytest.raises(LeaseLost):
         ledger.succeed(before, kind_named("test_plain"), None)
-    assert ledger.renew(token=before.lease_token, lease=timedelta(seconds=60)) is False
+    assert ledger.renew(before, kind_named("test_plain")) is False
 
 
 def test_a_running_job_that_may_have_happened_becomes_a_failed_job() -> None:
