@@ -218,6 +218,7 @@ class SweepActionType(models.TextChoices):
     RELEASE_SEND_LEASE = "release_send_lease"  # a planned repair whose sender is gone
     GIVE_UP_REPAIR = "give_up_repair"  # a repair whose worker never came back
     CORRECT_COUNT = "correct_count"  # an incident's kept count that was not the truth
+    CORRECT_TOTAL = "correct_total"  # a stream's kept total that was not the truth
 
 
 class SweepRepair(models.Model):

@@ -40,6 +40,7 @@ ACTION_WORDS = {
     SweepActionType.RELEASE_SEND_LEASE: "Repair freed to be sent",
     SweepActionType.GIVE_UP_REPAIR: "Repair given up",
     SweepActionType.CORRECT_COUNT: "Count corrected",
+    SweepActionType.CORRECT_TOTAL: "Total corrected",
 }
 EVERYWHERE = Resource(tenant=ANY, target_type="reconciliation_run")
 

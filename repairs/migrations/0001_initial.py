@@ -114,7 +114,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.UUIDField(default=opsconsole.core.ids.new_id, editable=False, primary_key=True, serialize=False)),
                 ('tenant', models.CharField(max_length=100)),
-                ('action_type', models.CharField(choices=[('release_stale_lease', 'Release Stale Lease'), ('record_lost_job', 'Record Lost Job'), ('requeue_undelivered', 'Requeue Undelivered'), ('release_send_lease', 'Release Send Lease'), ('give_up_repair', 'Give Up Repair'), ('correct_count', 'Correct Count')], max_length=30)),
+                ('action_type', models.CharField(choices=[('release_stale_lease', 'Release Stale Lease'), ('record_lost_job', 'Record Lost Job'), ('requeue_undelivered', 'Requeue Undelivered'), ('release_send_lease', 'Release Send Lease'), ('give_up_repair', 'Give Up Repair'), ('correct_count', 'Correct Count'), ('correct_total', 'Correct Total')], max_length=30)),
                 ('entity_type', models.CharField(max_length=60)),
                 ('entity_id', models.CharField(max_length=200)),
                 ('operation_key', models.CharField(max_length=400)),

@@ -53,6 +53,12 @@ _LISTED = (
         every=timedelta(minutes=1),
     ),
     SweepKind(
+        name="stream_totals",
+        title="Totals",
+        about="Counts the records of every stream again, and corrects totals that are not the truth.",
+        every=timedelta(hours=1),
+    ),
+    SweepKind(
         name="retention",
         title="Retention",
         about="Removes what is older than it is to be kept; never what waits for a decision, never the audit trail.",

@@ -15,6 +15,7 @@ from repairs.reconciliation.leases import (
 from repairs.reconciliation.retention import RETENTION
 from repairs.reconciliation.sending import unanswered, unsent
 from repairs.reconciliation.sweeping import Part
+from repairs.reconciliation.totals import recount_streams
 
 PARTS: dict[str, tuple[Part, ...]] = {
     "stale_leases": (
@@ -27,5 +28,6 @@ PARTS: dict[str, tuple[Part, ...]] = {
     "unsent_repairs": (unsent,),
     "unanswered_repairs": (unanswered,),
     "closed_letters": (stamp, recount),
+    "stream_totals": (recount_streams,),
     "retention": RETENTION,
 }
