@@ -56,7 +56,8 @@ class Claims:
     ``state`` is that of a claimed row ("" = every row is one). ``changes`` are assignments as both databases read them,
     with ``%(now)s``; none deletes the row. ``marker`` is the column that says how old the claim is; ``before`` and
     ``after`` are what the record says, the marker under ``marker_name``. ``held_by`` says how a row's job is found, the
-    lease of which is renewed with the row's: while that one lives, so does the row's.
+    lease of which is renewed with the row's: while that one lives, so does the row's. ``only`` is one more condition,
+    as both databases read it.
     """
 
     model: type[models.Model]
@@ -69,6 +70,7 @@ class Claims:
     changes: Mapping[str, str]
     after: Mapping[str, str | bool]
     held_by: HeldBy | None = None
+    only: str = ""
 
     @property
     def table(self) -> str:
@@ -91,7 +93,9 @@ class Released:
 def claimed(claims: Claims, *, ended_before: datetime) -> models.QuerySet[Any]:
     """Return the rows whose claim ended at ``ended_before`` or earlier."""
     rows = claims.model._default_manager.filter(**{f"{claims.marker}__lte": ended_before})
-    return rows.filter(state=claims.state) if claims.state else rows
+    if claims.state:
+        rows = rows.filter(state=claims.state)
+    return rows.extra(where=[claims.only]) if claims.only else rows  # noqa: S610  (a constant of this code's)
 
 
 def _alive(claims: Claims) -> str:
@@ -137,6 +141,7 @@ def _release_in_one(
 ) -> Released:
     table, marker = claims.table, claims.marker
     guard = f"t.{marker} <= %(ended_before)s" + (" AND t.state = %(state)s" if claims.state else "")
+    guard += f" AND {claims.only}" if claims.only else ""
     beyond = f" AND (t.{marker}, t.id) > (%(after_at)s, %(after_id)s)" if after is not None else ""
     iso = _ISO.format(column=f"t.{marker}")
     head, _, tail = canonical_json(claims.before("\0")).partition("\\u0000")
@@ -210,6 +215,7 @@ def _change(claims: Claims, ids: list[UUID], ended_before: datetime, now: dateti
     table = claims.table
     change = f"UPDATE {table} SET {_assignments(claims)}" if claims.changes else f"DELETE FROM {table}"  # noqa: S608
     state = " AND state = %(state)s" if claims.state else ""
+    state += f" AND {claims.only}" if claims.only else ""
     with connection.cursor() as cursor:
         cursor.execute(
             f"{change} WHERE id IN (SELECT value FROM json_each(%(ids)s))"  # noqa: S608

@@ -51,6 +51,10 @@ class NotClaimed(Exception):
     """The message is an old one: its job has another lease by now, or has ended."""
 
 
+class NeverClaimed(Exception):
+    """A job's message was lost more often than is waited for; as a failed job has it, nobody raises it."""
+
+
 class JobNotFound(OpsError):
     """There is no such job, or it is not yours to see; ask whoever grants access to its tenant."""
 

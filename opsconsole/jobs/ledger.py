@@ -14,7 +14,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from django.db import connection, transaction
-from django.db.models import Case, Q, Value, When
+from django.db.models import Case, F, Q, Value, When
 
 from opsconsole.core.database import AnyOf, database_now, locked
 from opsconsole.core.effects import OutcomeClass
@@ -27,7 +27,9 @@ from opsconsole.jobs.tokens import TOKEN_PREFIX
 
 EXHAUSTED = "queue_retries_exhausted"
 MOST_LOST_DISPATCHES = 20
-"""A message that is lost again and again before its job starts kills what receives it."""
+"""A message that is lost again and again before its job starts kills what receives it, or nobody receives it at all.
+
+So many a job may have had more than attempts, since it was begun or retried."""
 TABLE = Job._meta.db_table
 
 
@@ -106,6 +108,8 @@ def give_back(tokens: Iterable[str], *, delay: timedelta = timedelta()) -> int:
     rows = Job.objects.filter(AnyOf("lease_token", listed), state=JobState.ENQUEUED)
     # One that was tried before, or whose key has a newer job waiting, is not pending a second time.
     return rows.update(
+        # What was not sent is no lost message: an outage of the broker must not use up what those are allowed.
+        dispatches=F("dispatches") - 1,
         state=Case(When(Q(attempts=0) & Q(key=""), then=Value(JobState.PENDING)), default=Value(JobState.RETRYING)),
         lease_owner="",
         lease_expires_at=None,
@@ -328,13 +332,13 @@ def bury(job_id: UUID, kind: Kind, *, token: str, text: str, now: datetime) -> b
 
 def requeue(job: Job, kind: Kind, *, repair_id: UUID, now: datetime) -> None:
     """Put a locked dead job back to work in place: pending, attempts 0, due now, lease and error cleared (A12)."""
-    job.state, job.attempts, job.available_at = JobState.PENDING, 0, now
+    job.state, job.attempts, job.dispatches, job.available_at = JobState.PENDING, 0, 0, now
     job.finished_at, job.updated_at, job.repair_id = None, now, repair_id
     job.lease_owner, job.lease_token, job.lease_expires_at = "", "", None
     job.last_error_code = job.last_error_text = job.outcome_class = job.outcome_reason = ""
     job.save(
         update_fields=[
-            "state", "attempts", "available_at", "finished_at", "updated_at", "repair_id", "lease_owner",
+            "state", "attempts", "dispatches", "available_at", "finished_at", "updated_at", "repair_id", "lease_owner",
             "lease_token", "lease_expires_at", "last_error_code", "last_error_text", "outcome_class", "outcome_reason",
         ]
     )  # fmt: skip

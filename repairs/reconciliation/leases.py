@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from opsconsole.jobs.ledger import MOST_LOST_DISPATCHES
 from opsconsole.jobs.models import (
     ConnectionLease,
     DispatchState,
@@ -85,6 +86,7 @@ UNDELIVERED = Claims(
         "updated_at": "%(now)s",
     },
     after={"state": "pending"},
+    only=f"dispatches - attempts <= {MOST_LOST_DISPATCHES}",
 )
 """A message that turns up after all finds another lease, and is passed over: its job never starts twice."""
 

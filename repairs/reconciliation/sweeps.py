@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from repairs.reconciliation.closing import recount, stamp
-from repairs.reconciliation.jobs import stale_jobs
+from repairs.reconciliation.jobs import never_claimed_jobs, stale_jobs
 from repairs.reconciliation.leases import (
     FETCH_UNTOUCHED,
     STALE_CONNECTIONS,
@@ -24,7 +24,7 @@ PARTS: dict[str, tuple[Part, ...]] = {
         stale(STALE_CONNECTIONS),
         stale_jobs,
     ),
-    "undelivered_dispatches": (stale(UNDELIVERED, lease=None),),
+    "undelivered_dispatches": (stale(UNDELIVERED, lease=None), never_claimed_jobs),
     "unsent_repairs": (unsent,),
     "unanswered_repairs": (unanswered,),
     "closed_letters": (stamp, recount),

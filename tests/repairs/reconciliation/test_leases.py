@@ -21,6 +21,7 @@ from repairs.reconciliation import jobs as stale_jobs
 from repairs.reconciliation import sweeping
 from repairs.reconciliation.jobs import Verdict, decide_job
 from repairs.reconciliation.running import run_now
+from repairs.services import retry_letter
 from tests.cast import Cast
 from tests.repairs.reconciliation.rows import (
     ago,
@@ -462,3 +463,49 @@ def test_an_undelivered_job_with_a_key_does_not_collide_with_a_newer_one() -> No
     )  # fmt: skip
     assert counts(sweep("undelivered_dispatches")) == (1, 1, 0)
     assert sorted(Job.objects.values_list("state", flat=True)) == ["pending", "retrying"]
+
+
+def test_a_job_whose_message_is_lost_over_and_over_is_a_failed_job_in_the_end(cast: Cast) -> None:
+    """A14, C9: nobody claims it, so a person has to know; it has never started, so a retry is safe."""
+    job = leased_job(JobState.ENQUEUED, 5, dispatches=ledger.MOST_LOST_DISPATCHES)
+    assert counts(sweep("undelivered_dispatches")) == (1, 1, 0)
+    (again,) = ledger.take_due(source="default", owner="d", limit=10)
+    Job.objects.update(lease_expires_at=ago(5))
+    run = sweep("undelivered_dispatches")
+    assert (counts(run), run.incident_count) == ((1, 1, 0), 1)
+    job.refresh_from_db()
+    assert (job.state, job.attempts, job.dispatches) == (JobState.DEAD, 0, ledger.MOST_LOST_DISPATCHES + 1)
+    letter = DeadLetter.objects.get(job_id=str(job.id))
+    assert (letter.outcome_class, letter.error_class) == (OutcomeClass.SAFE, "opsconsole.jobs.errors.NeverClaimed")
+    row = SweepRepair.objects.get(run=run)
+    assert (row.action_type, row.operation_key) == (SweepActionType.RECORD_LOST_JOB, f"never-claimed:{again.token}")
+    assert json.loads(row.after) == {"code": "queue_retries_exhausted", "state": "dead"}
+    assert ledger.claim(job_id=job.id, token=again.token, owner="w", kind=kind_named("test_plain")) is None
+    assert counts(sweep("undelivered_dispatches")) == (0, 0, 0)
+
+    retry_letter(letter_id=letter.id, by=cast.ada, key="once more")
+    job.refresh_from_db()
+    assert (job.state, job.dispatches) == (JobState.PENDING, 0), "what was lost before counts for nothing now"
+    (last,) = ledger.take_due(source="default", owner="d", limit=10)
+    assert ledger.claim(job_id=job.id, token=last.token, owner="w", kind=kind_named("test_plain")) is not None
+
+
+def test_what_the_broker_did_not_take_is_no_lost_message() -> None:
+    """An outage of the broker makes no failed job, however often the dispatcher tries."""
+    job = leased_job(JobState.ENQUEUED, 5, dispatches=ledger.MOST_LOST_DISPATCHES)
+    token = job.lease_token
+    for _ in range(3):
+        assert ledger.give_back([token]) == 1
+        (token,) = (one.token for one in ledger.take_due(source="default", owner="d", limit=10))
+    job.refresh_from_db()
+    assert job.dispatches == ledger.MOST_LOST_DISPATCHES
+    Job.objects.update(lease_expires_at=ago(5))
+    assert counts(sweep("undelivered_dispatches")) == (1, 1, 0)
+    assert not DeadLetter.objects.exists()
+
+
+def test_a_lost_message_of_a_kind_that_is_not_known_here_is_left_to_who_knows_it() -> None:
+    """C9: looked at, and left alone."""
+    leased_job(JobState.ENQUEUED, 5, kind="of_another_project", dispatches=ledger.MOST_LOST_DISPATCHES + 1)
+    assert counts(sweep("undelivered_dispatches")) == (1, 0, 1)
+    assert Job.objects.get().state == JobState.ENQUEUED
