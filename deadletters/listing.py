@@ -44,8 +44,11 @@ STANDINGS: dict[str, Q] = {
 }
 """What ``DeadLetter.standing`` says, as conditions: the state that a reader sees (C18)."""
 OF_INCIDENT = {
-    "open": (LetterState.OPEN,), "acknowledged": (LetterState.OPEN,), "held": (LetterState.HELD,), "resolved": DECIDABLE,
-}  # fmt: skip
+    "open": (LetterState.OPEN,),
+    "acknowledged": (LetterState.OPEN,),
+    "held": (LetterState.HELD,),
+    "resolved": DECIDABLE,
+}
 """The standings that depend on the incident, and the letters' own states that can have them."""
 UNRESOLVED = ("open", "acknowledged", "held", "retrying")
 SEGMENTS = (UNRESOLVED[:1], UNRESOLVED[1:], ("resolved", *(str(state) for state in SETTLED)))
