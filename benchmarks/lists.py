@@ -39,9 +39,8 @@ JOIN numbered AS i ON i.place = CASE WHEN nth <= %(large)s THEN 0 ELSE nth %% %(
 WHERE l.id = %(id)s
 """
 COPIES = """
-INSERT INTO {table} ({columns})
-SELECT {values} FROM {table} AS one, ops_deadletters_deadletter AS l
-WHERE one.letter_id = %(id)s AND l.id <> %(id)s
+WITH one AS MATERIALIZED (SELECT * FROM {table} WHERE letter_id = %(id)s)
+INSERT INTO {table} ({columns}) SELECT {values} FROM one, ops_deadletters_deadletter AS l WHERE l.id <> %(id)s
 """
 COUNTS = """
 UPDATE ops_incidents_incident AS i SET letter_count = c.all, occurrence_count = c.all,
