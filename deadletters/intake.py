@@ -109,6 +109,8 @@ class Failure:
     sentry_id: str
     never_started: bool = False
     is_set_aside: bool = False
+    report_id: str = ""  # of the ledger's job, if it belongs to a report
+    outbox_id: str = ""  # the same, if it sends what an outbox holds
 
     @property
     def is_failed_repair(self) -> bool:
@@ -189,9 +191,14 @@ class Intake:
         happened_at, is_exact = clock.moment(boot=failed.at_boot, wall=failed.at_wall, boot_id=boot_id)
         mode = policy.grouping or self.mode
         judgement = self.judgement(error, policy, delivery, caught=failed.caught, never_started=failed.never_started)
+        report_id = outbox_id = ""
         if job is not None:
             judgement = combine(_judged_before(job), judgement)
-            preview = self.redactor.preview([], json.loads(job.payload), limit=PREVIEW_LIMIT)
+            payload = json.loads(job.payload)
+            preview = self.redactor.preview([], payload, limit=PREVIEW_LIMIT)
+            report_id = str(job.report_id or "")
+            if isinstance(payload, dict):
+                outbox_id = shorten(safe_text(str(payload.get("outbox_id") or ""), 200), 200)
         return Failure(
             letter_id=new_letter,
             repaired_letter_id=letter_id,
@@ -247,6 +254,8 @@ class Intake:
             trace_id=safe_text(delivery.trace_id, 64)[:64],
             sentry_id=safe_text(delivery.sentry_id, 64)[:64],
             never_started=failed.never_started,
+            report_id=report_id,
+            outbox_id=outbox_id,
         )
 
     def _traceback(self, error: ErrorReport) -> tuple[str, str]:

@@ -81,6 +81,9 @@ class DeadLetter(models.Model):
     trace_id = models.CharField(max_length=64, db_default="")
     sentry_id = models.CharField(max_length=64, db_default="")
     is_set_aside = models.BooleanField(db_default=False)
+    # Whether its job names a report, and an outbox (A5); which ones stands in the job, as everything else of a payload.
+    has_report = models.BooleanField(db_default=False)
+    has_outbox = models.BooleanField(db_default=False)
     occurrence_count = models.BigIntegerField(db_default=0)
     first_seen_at = models.DateTimeField()
     last_seen_at = models.DateTimeField()

@@ -260,7 +260,7 @@ class _Recording:
                     failure.job_type,
                     ("queue_job" if failure.job_id else "queue_message") if is_job else "job_type",
                     (failure.job_id or failure.delivery[:200]) if is_job else failure.job_type[:200],
-                    canonical_json({"jobType": failure.job_type, "sourceQueue": failure.queue}),
+                    canonical_json(_metadata(failure)),
                     0,
                     0,
                     0,
@@ -482,7 +482,8 @@ class _Recording:
             failure.call_site, failure.retries + 1, 1, failure.preview, str(failure.message_state),
             failure.exchange, failure.routing_key, failure.priority, failure.root_id, failure.parent_id,
             failure.group_id, failure.chord_id, failure.worker, failure.release, failure.trace_id,
-            failure.sentry_id, failure.is_set_aside, 1, failure.happened_at, failure.happened_at,
+            failure.sentry_id, failure.is_set_aside, bool(failure.report_id), bool(failure.outbox_id), 1,
+            failure.happened_at, failure.happened_at,
         )  # fmt: skip
 
     def _occurrence_row(self, failure: Failure, letter_id: UUID, is_late: bool) -> tuple[Any, ...]:
@@ -494,7 +495,7 @@ class _Recording:
         )  # fmt: skip
 
     def _audit(self, new_letters: list[Failure]) -> None:
-        outcomes: dict[tuple[UUID, str], dict[str, JsonValue]] = {}
+        outcomes: dict[tuple[Any, ...], dict[str, JsonValue]] = {}
         events = [
             AuditEntry(
                 action=LETTER_RECORDED,
@@ -520,18 +521,29 @@ class _Recording:
             events.append(incident_event(incident, reason, self.now, held_by=self.relieved.get(incident_id, "")))
         audit.record_many(events, at=self.now)
 
-    def _outcome(self, failure: Failure, known: dict[tuple[UUID, str], dict[str, JsonValue]]) -> dict[str, JsonValue]:
-        """Return what the audit row of a new letter says; the same mapping for all that say the same."""
+    def _outcome(self, failure: Failure, known: dict[tuple[Any, ...], dict[str, JsonValue]]) -> dict[str, JsonValue]:
+        """Return what the audit row of a new letter says (A5); the same mapping for all that say the same."""
         incident_id = self._target(failure).id
-        outcome = known.get((incident_id, failure.job_type))
+        key = (incident_id, failure.job_type, bool(failure.report_id), bool(failure.outbox_id))
+        outcome = known.get(key)
         if outcome is None:
-            outcome = known[incident_id, failure.job_type] = {
+            outcome = known[key] = {
                 "errorCode": "queue_retries_exhausted",
+                "hasOutboxReference": bool(failure.outbox_id),
+                "hasReportReference": bool(failure.report_id),
                 "incident": str(incident_id),
                 "jobType": failure.job_type,
                 "version": 1,
             }
         return outcome
+
+
+def _metadata(failure: Failure) -> dict[str, JsonValue]:
+    """Return what A4 keeps with the incident: report and outbox are one job's, so only where it has one job."""
+    shared: dict[str, JsonValue] = {"jobType": failure.job_type, "sourceQueue": failure.queue}
+    if failure.grouping != GroupingMode.JOB:
+        return shared
+    return {**shared, "outboxId": failure.outbox_id or None, "reportId": failure.report_id or None}
 
 
 def incident_event(incident: Incident, reason: str, now: datetime, *, held_by: str = "") -> AuditEntry:
@@ -614,7 +626,7 @@ LETTERS = RowWriter(
         "actor_type", "actor_id", "state", "outcome_class", "outcome_reason", "caught", "error_code", "error_class",
         "error_text", "call_site", "attempts", "payload_version", "payload_preview", "message_state", "exchange",
         "routing_key", "priority", "root_id", "parent_id", "group_id", "chord_id", "worker", "release", "trace_id",
-        "sentry_id", "is_set_aside", "occurrence_count", "first_seen_at", "last_seen_at",
+        "sentry_id", "is_set_aside", "has_report", "has_outbox", "occurrence_count", "first_seen_at", "last_seen_at",
     ),
 )  # fmt: skip
 TRACEBACKS = RowWriter(TracebackText, ("digest", "text"), suffix="ON CONFLICT (digest) DO NOTHING")

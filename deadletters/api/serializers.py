@@ -80,6 +80,8 @@ class LetterSerializer(serializers.Serializer[Any]):
     attempts = serializers.IntegerField()
     message_state = serializers.CharField(help_text="How much of the original message is here: only `full` is retried.")
     is_set_aside = serializers.BooleanField()
+    has_report = serializers.BooleanField(help_text="Its job names a report.")
+    has_outbox = serializers.BooleanField(help_text="Its job names what it sends from an outbox.")
     occurrence_count = serializers.IntegerField()
     first_seen_at = Moment()
     last_seen_at = Moment()

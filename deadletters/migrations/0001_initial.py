@@ -53,6 +53,8 @@ class Migration(migrations.Migration):
                 ('trace_id', models.CharField(db_default='', max_length=64)),
                 ('sentry_id', models.CharField(db_default='', max_length=64)),
                 ('is_set_aside', models.BooleanField(db_default=False)),
+                ('has_report', models.BooleanField(db_default=False)),
+                ('has_outbox', models.BooleanField(db_default=False)),
                 ('occurrence_count', models.BigIntegerField(db_default=0)),
                 ('first_seen_at', models.DateTimeField()),
                 ('last_seen_at', models.DateTimeField()),
