@@ -108,9 +108,16 @@ def as_record_retry(action: RepairAction, letter: DeadLetter, now: datetime) -> 
 
 
 def put_back(action: RepairAction, letter: DeadLetter, now: datetime) -> None:
-    """Put the job that ``as_record_retry`` has locked back to work, with its record (A12)."""
+    """Put the job that ``as_record_retry`` has locked back to work, with its record (A12).
+
+    The stored repair is told what state its record has got by that: the kind's own word for waiting.
+    """
     job, kind = find_job(letter, lock=True)
     ledger.requeue(job, kind, repair_id=action.id, now=now)
+    record = kind.record(job)
+    if record is not None:
+        action.after = canonical_json({**json.loads(action.after), "record": record.state})
+        action.save(update_fields=["after"])
 
 
 def take_back(action: RepairAction, letter: DeadLetter, now: datetime) -> bool:

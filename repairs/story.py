@@ -125,14 +125,15 @@ def _latest_retry(incident: Incident) -> QuerySet[Any]:
 def _of_job(letter: DeadLetter) -> QuerySet[Any]:
     return part_of(
         _OF_JOB, RepairAction.objects.filter(letter=letter).newest_first(), at="planned_at", id="id",
-        what="action_type", state="state", text="new_task_id", sent_at="sent_at", due_at="answer_due_at",
+        what="action_type", state="state", text="new_task_id", name="before", more="after", sent_at="sent_at",
+        due_at="answer_due_at",
     )  # fmt: skip
 
 
 def _as_repair(row: Told, letter: DeadLetter) -> RepairAction:
     return RepairAction(
         id=row.id, letter=letter, action_type=row.what, state=row.state, planned_at=row.moment, new_task_id=row.text,
-        sent_at=row.sent_at, answer_due_at=row.due_at,
+        before=row.name, after=row.more, sent_at=row.sent_at, answer_due_at=row.due_at,
     )  # fmt: skip
 
 

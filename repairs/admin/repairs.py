@@ -25,7 +25,15 @@ from grants.pages import (
 from incidents.admin import Button, Buttons, TenantFilter, incident_name
 from opsconsole.core.admin import ChoiceFilter, again, ago
 from opsconsole.core.errors import OpsError
-from repairs.admin.words import ACTION_WORDS, STATE_TONES, STATE_WORDS, letter_url, renewed_after, repair_words
+from repairs.admin.words import (
+    ACTION_WORDS,
+    STATE_TONES,
+    STATE_WORDS,
+    letter_url,
+    record_words,
+    renewed_after,
+    repair_words,
+)
 from repairs.errors import RepairNotFound
 from repairs.models import LIVE, ActionState, ActionType, ProviderAnswer, RepairAction
 from repairs.services import cancel_repair
@@ -132,6 +140,7 @@ class RepairActionAdmin(OperatorAdmin):
             incident_name=incident_name(action.incident),
             answer=ProviderAnswer(action.provider_answer).label if action.provider_answer else "",
             lineage=self.lineage(action),
+            record=record_words(action),
             buttons=buttons,
             renew=renewed_after(action.planned_at) if action.state in LIVE else 0,
         )

@@ -167,6 +167,7 @@ class RepairRow:
     letter_url: str
     job: str
     run: str = ""  # what its run is called among those of its job
+    record: str = ""  # what it did to the record that a job of the ledger works on
 
 
 def repair_rows(
@@ -185,9 +186,20 @@ def repair_rows(
             letter_url=letter_url(one.letter_id, site=site),
             job=letter_name(one.letter),
             run=named.get(one.new_task_id, ""),
+            record=record_words(one),
         )
         for one in actions
     ]
+
+
+def record_words(action: RepairAction) -> str:
+    """Return what a retry did to the authoritative record, such as "email_delivery failed → pending"; "" for others."""
+    if action.action_type != ActionType.RETRY_RECORD:
+        return ""
+    before, after = json.loads(action.before), json.loads(action.after)
+    if "record" not in before:
+        return ""
+    return f"{before['recordType']} {before['record']} → {after.get('record', after.get('state', ''))}"
 
 
 def repair_runs(newest: Sequence[str], *, are_all: bool) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 from unittest import mock
 
@@ -13,13 +14,20 @@ from django.test.utils import CaptureQueriesContext
 from deadletters.models import DeadLetter
 from grants.models import AuditEvent
 from incidents.admin import incident_name
+from opsconsole.jobs import intake
 from opsconsole.jobs.kind import Kind, RecordState
+from opsconsole.jobs.kinds import kind_named
 from opsconsole.jobs.models import Job
+from repairs.models import RepairAction
+from repairs.services import retry_letter
 from tests.admin.conftest import SignIn
 from tests.admin.tools import confirm, text_of
 from tests.cast import Cast
 from tests.factories import dead_letter
+from tests.jobs import records
 from tests.jobs.rows import job
+from tests.jobs.server import closed_port
+from tests.jobs.steps import dispatch, run
 
 pytestmark = pytest.mark.django_db
 LIST = "/ops/jobs/"
@@ -139,3 +147,37 @@ def test_a_payload_is_revealed_for_a_reason_that_is_audited(cast: Cast, sign_in:
     assert (row.reason, row.target_type, row.target_id) == ("a customer asks", "job", str(made.id))
     assert sign_in(cast.olga).get(url).status_code == 403
     assert sign_in(cast.bram).get(url).status_code == 404
+
+
+# -- what a retry does to the record -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("begin", "told"),
+    [
+        ("send_action", "decision_action_outbox failed → pending"),
+        ("propose_action", "action_proposal failed → queued"),
+    ],
+)
+def test_the_pages_show_the_records_state_before_and_after_a_retry(
+    begin: str, told: str, cast: Cast, sign_in: SignIn
+) -> None:
+    """A12: in the words of the record's own kind, on the pages of the incident, of the job and of the repair."""
+    report = records.report(tenant="default")
+    getattr(intake, begin)(report=report, action="hide", endpoint=f"http://127.0.0.1:{closed_port()}/")
+    made = Job.objects.get()
+    Job.objects.update(max_attempts=1)
+    made.refresh_from_db()
+    assert run(made, dispatch(made)) is not None
+    letter = DeadLetter.objects.get()
+    client = sign_in(cast.ada)
+    pages = [f"/ops/incidents/{letter.incident_id}/?show=all", f"/ops/dead-letters/{letter.id}/"]
+    assert all(told not in text_of(client.get(path).content.decode()) for path in pages)
+    done = retry_letter(letter_id=letter.id, by=cast.ada, key="k")
+    for path in (*pages, f"/ops/repairs/{done.repair_id}/"):
+        assert told in text_of(client.get(path).content.decode()), path
+    assert f"put back to work, {told}" in text_of(client.get(f"{pages[0]}&job={letter.id}").content.decode())
+    action = RepairAction.objects.get()
+    record = kind_named(made.kind).record(made)
+    assert record is not None
+    assert json.loads(action.after)["record"] == record.state == told.rpartition(" ")[2]
