@@ -19,6 +19,7 @@ from django.utils.module_loading import import_string
 from deadletters.grouping import GroupingMode
 from deadletters.journal.folder import ChosenRoot, JournalRoot, choose_root
 from deadletters.policy import PolicyBook, TaskPolicySpec
+from opsconsole.core.effects import Effects
 from opsconsole.core.redaction import DEFAULT_PATTERNS, Redactor
 from opsconsole.core.sealing import Sealer
 from opsconsole.jobs.errors import SAFE_ERRORS
@@ -107,6 +108,10 @@ def settings_digest() -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
+OWN_TASK = "opsconsole.reconcile"
+"""The task that runs the sweeps, which an app above this one brings."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Loaded:
     book: PolicyBook
@@ -127,7 +132,7 @@ class Policies:
         loaded = self._loaded
         if loaded is None or time.monotonic() - loaded.at > self._max_age:
             with self._lock:
-                rows = {spec.pattern: spec for spec in (*kind_policies(), *declared_policies())}
+                rows = {spec.pattern: spec for spec in (*own_policies(), *kind_policies(), *declared_policies())}
                 try:
                     rows.update({spec.pattern: spec for spec in self._load_rows()})
                 except Error:
@@ -138,6 +143,19 @@ class Policies:
         return loaded.book
 
 
+def own_policies() -> list[TaskPolicySpec]:
+    """Return what is known about our own task: a sweep looks at what there is, so it may always run again."""
+    return [TaskPolicySpec(pattern=OWN_TASK, effects=Effects.NONE, runbook=published("docs/reconciliation.md"))]
+
+
+def published(runbook: str) -> str:
+    """Return where a page of the docs folder is to be read: below OPSCONSOLE_DOCS_URL, if there is one."""
+    url = str(getattr(settings, "OPSCONSOLE_DOCS_URL", ""))
+    if url and not url.startswith(("https://", "http://")):
+        raise ImproperlyConfigured("OPSCONSOLE_DOCS_URL is an http or https address")
+    return f"{url.rstrip('/')}/{runbook.removeprefix('docs/')}" if url and runbook.startswith("docs/") else runbook
+
+
 def kind_policies() -> list[TaskPolicySpec]:
     """Return what the kinds of the job ledger say of themselves; a declared policy of the same name goes before."""
     return [
@@ -145,7 +163,7 @@ def kind_policies() -> list[TaskPolicySpec]:
             pattern=kind.name,
             team=kind.team,
             severity=kind.severity,
-            runbook=kind.runbook,
+            runbook=published(kind.runbook),
             effects=kind.effects,
             safe_errors=SAFE_ERRORS,
         )

@@ -18,6 +18,7 @@ from deadletters.outcome import Effects
 
 _CACHED_NAMES = 4_096
 _WILDCARDS = re.compile(r"\[[^\]]*\]|[*?]")
+_RUNBOOK = re.compile(r"https?://|docs/[a-z0-9-]+\.md(#[a-z0-9_-]+)?\Z", re.ASCII)
 
 
 class Severity(StrEnum):
@@ -55,8 +56,10 @@ class TaskPolicySpec:
             raise ValueError(f"pattern: {self.pattern!r} is not the name of a task or a pattern of names")
         _check_line("team", self.team, 100)
         _check_line("runbook", self.runbook, 500)
-        if self.runbook and not self.runbook.startswith(("https://", "http://")):
-            raise ValueError(f"runbook: {self.runbook!r} is not an http or https address")
+        if self.runbook and not _RUNBOOK.match(self.runbook):
+            raise ValueError(
+                f"runbook: {self.runbook!r} is not an http or https address, nor a page of our docs folder"
+            )
         if not isinstance(self.ignore, bool):
             raise ValueError(f"ignore: {self.ignore!r} is neither True nor False")
         if self.max_age_seconds is not None and (type(self.max_age_seconds) is not int or self.max_age_seconds < 1):

@@ -100,7 +100,7 @@ class Kind:
     )
     severity: ClassVar[str] = "high"
     team: ClassVar[str] = ""
-    runbook: ClassVar[str] = ""
+    runbook: ClassVar[str] = ""  # an address, or a page of our docs folder
     queue: ClassVar[str] = ""  # "" is OPSCONSOLE_QUEUE
 
     def check(self, payload: Mapping[str, Any]) -> None:

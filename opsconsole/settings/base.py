@@ -42,6 +42,9 @@ OPSCONSOLE_JOB_KINDS = env.words("OPSCONSOLE_JOB_KINDS")
 OPSCONSOLE_IDENTITY = env.text("OPSCONSOLE_IDENTITY")
 # What is known about tasks by name pattern (team, severity, runbook, effects, safe errors ...): a list of dicts.
 OPSCONSOLE_TASK_POLICIES: list[dict[str, Any]] = []
+# Where the pages of docs/ can be read in a browser, for links to the runbooks of the built-in job types; "" names the
+# file instead.
+OPSCONSOLE_DOCS_URL = env.text("OPSCONSOLE_DOCS_URL")
 # Further names of values to blank out in what people read, beside the built-in ones (password, token, ...).
 OPSCONSOLE_REDACT = env.words("OPSCONSOLE_REDACT")
 # "cause": one incident for all letters with one cause. "job": one incident for each letter.

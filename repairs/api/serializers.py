@@ -185,7 +185,7 @@ class IncidentPageSerializer(IncidentFullSerializer):
 
     team = serializers.CharField(help_text="Whose task it is, as the task's policy says; empty if none does.")
     runbook = serializers.CharField(
-        help_text="An http or https address, as the task's policy says; empty if none does."
+        help_text="An http or https address, or a page of the project's docs folder; empty if no policy names one."
     )
     waiting = OutcomeCountsSerializer(help_text="Its letters that wait for a decision, by outcome class.")
     letters = LetterSerializer(many=True)

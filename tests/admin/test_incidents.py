@@ -72,6 +72,15 @@ def test_the_page_names_the_team_and_links_the_runbook_of_the_tasks_policy(
     assert "<script>alert" not in page
 
 
+def test_the_page_of_a_built_in_type_says_where_its_runbook_is(cast: Cast, sign_in: SignIn, settings: Any) -> None:
+    path = _url(dead_letter(task="deliver_email").incident)
+    client = sign_in(cast.ada)
+    assert "Runbook: docs/runbooks.md#deliver_email" in text_of(client.get(path).content.decode())
+    settings.OPSCONSOLE_DOCS_URL = "https://wiki.example/ops"
+    forget_served()
+    assert '<a href="https://wiki.example/ops/runbooks.md#deliver_email"' in client.get(path).content.decode()
+
+
 def test_the_primary_button_is_the_next_step(letter: DeadLetter, cast: Cast, sign_in: SignIn) -> None:
     """Take it, then 1 first, and all once that one has succeeded; back to 1 first after one that failed."""
     for _ in range(3):

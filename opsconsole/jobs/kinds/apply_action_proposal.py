@@ -15,6 +15,7 @@ class ApplyActionProposal(WebhookKind):
     """Sends the signed call; the proposal is its record, and is put back only while it is not applied (A6.8, A12)."""
 
     name = "apply_action_proposal"
+    runbook = "docs/runbooks.md#apply_action_proposal"
     record_type = "action_proposal"
     ids = ("proposal_id",)
     severity = "critical"

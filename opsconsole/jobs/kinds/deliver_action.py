@@ -23,6 +23,7 @@ class DeliverAction(WebhookKind):
     """Sends the signed call; the delivery is its record (A6.5)."""
 
     name = "deliver_action"
+    runbook = "docs/runbooks.md#deliver_action"
     record_type = "decision_action_outbox"
     ids = ("outbox_id",)
     states = DELIVERY_STATES

@@ -37,6 +37,7 @@ class DeliverEmail(RecordKind):
     """
 
     name = "deliver_email"
+    runbook = "docs/runbooks.md#deliver_email"
     effects = Effects.OUTSIDE
     record_type = "email_delivery"
     max_attempts = 8

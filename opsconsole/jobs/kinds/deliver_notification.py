@@ -16,6 +16,7 @@ class DeliverNotification(WebhookKind):
     """Sends the signed call; with the delivery go its notice and the notice's message (A6.6)."""
 
     name = "deliver_notification"
+    runbook = "docs/runbooks.md#deliver_notification"
     record_type = "notification_outbox"
     ids = ("outbox_id",)
     states = DELIVERY_STATES

@@ -20,6 +20,7 @@ class DispatchWorkflow(WebhookKind):
     """Sends the signed call; with the dispatch goes its run, whose revision rises with every change of its state."""
 
     name = "dispatch_workflow"
+    runbook = "docs/runbooks.md#dispatch_workflow"
     record_type = "workflow_dispatch_outbox"
     ids = ("outbox_id", "run_id")
     due_column = "available_at"

@@ -45,6 +45,7 @@ class FetchEvidence(RecordKind):
     """
 
     name = "fetch_evidence"
+    runbook = "docs/runbooks.md#fetch_evidence"
     effects = Effects.IDEMPOTENT
     record_type = "evidence_fetch_request"
     severity = "medium"

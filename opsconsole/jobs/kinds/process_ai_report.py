@@ -49,6 +49,7 @@ class ProcessAiReport(Kind):
     """
 
     name = "process_ai_report"
+    runbook = "docs/runbooks.md#process_ai_report"
     effects = Effects.IDEMPOTENT
     record_type = "report"
     lease = timedelta(seconds=LONGEST_WAIT_SECONDS + 30)

@@ -24,6 +24,7 @@ class RouteReport(Kind):
     """
 
     name = "route_report"
+    runbook = "docs/runbooks.md#route_report"
     effects = Effects.NONE
     record_type = "report"
 
