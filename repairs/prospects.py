@@ -180,9 +180,10 @@ def prospect_of(row: Any, served: Served) -> tuple[Prospect, str]:
     most = served.most_seconds(row.job_type, row.first_seen_at)
     if most is not None:
         return Prospect.BLOCKED, LetterTooOld(job_type=row.job_type, max_age_seconds=most).detail
-    if row.message_state != MessageState.FULL:
+    of_ledger = served.is_of_ledger(row.job_type)
+    if row.message_state != MessageState.FULL and not of_ledger:
         return Prospect.BLOCKED, f"Its message was not stored in full ({row.message_state})."
-    if served.has_nodes:
+    if served.has_nodes and not of_ledger:
         if row.job_type not in served.signatures:
             return Prospect.BLOCKED, f"No live worker serves {row.job_type}."
         if row.queue and row.queue not in served.queues[row.job_type]:
@@ -254,12 +255,15 @@ def first_to_retry(incident: Incident, served: Served) -> Checked | None:
 
 def blocked_rows(job_type: str, served: Served) -> Q:
     """Return the condition for jobs of one type that ``prospect_of`` calls blocked; an incident has only one type."""
-    if served.has_nodes and job_type not in served.signatures:
+    of_ledger = served.is_of_ledger(job_type)
+    if served.has_nodes and job_type not in served.signatures and not of_ledger:
         return Q(id__isnull=False)
-    blocked = Q(is_set_aside=True) | ~Q(message_state=MessageState.FULL.value)
+    blocked = Q(is_set_aside=True)
+    if not of_ledger:
+        blocked |= ~Q(message_state=MessageState.FULL.value)
     most = served.policies.for_task(job_type).max_age_seconds
     if most is not None and most < served.at.timestamp():  # a longer age could not be subtracted, and blocks nothing
         blocked |= Q(first_seen_at__lt=served.at - timedelta(seconds=most))
-    if served.has_nodes:
+    if served.has_nodes and not of_ledger:
         blocked |= ~Q(queue="") & ~Q(queue__in=sorted(served.queues[job_type]))
     return blocked

@@ -31,6 +31,7 @@ from opsconsole.core.database import recent_database_now
 from opsconsole.core.errors import OpsError
 from opsconsole.core.redaction import decode_body
 from opsconsole.core.sealing import BrokenSeal, UnknownSealKey
+from opsconsole.jobs.tokens import TASK_PREFIX
 from repairs.errors import (
     ArgumentsDoNotFit,
     JobNotServed,
@@ -93,6 +94,13 @@ class Served:
                 kept = time.monotonic() + KEPT_SECONDS, cls.by(source, recent_database_now())
                 _lately[source] = kept
         return replace(kept[1], at=recent_database_now())
+
+    def is_of_ledger(self, job_type: str) -> bool:
+        """Whether live workers serve jobs of the ledger of this kind, and no task of that name.
+
+        Such a job is put back to work in its own row (A12): neither its message nor its queue stands against it.
+        """
+        return job_type not in self.signatures and f"{TASK_PREFIX}{job_type}" in self.signatures
 
     def most_seconds(self, job_type: str, first_seen_at: datetime) -> int | None:
         """Return the age up to which a job of this task may be retried, if one that old has passed it."""

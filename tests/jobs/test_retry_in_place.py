@@ -6,9 +6,11 @@ import json
 
 import pytest
 
-from deadletters.models import LetterState
+from deadletters.journal.events import MessageState
+from deadletters.models import DeadLetter, LetterState, WorkerNode
 from grants.models import AuditEvent
 from incidents.models import IncidentState
+from opsconsole.core.database import database_now
 from opsconsole.jobs.errors import Refused, TryAgain, Unanswered
 from opsconsole.jobs.ledger import take_due
 from opsconsole.jobs.models import Job, JobState
@@ -21,6 +23,8 @@ from repairs.errors import (
     RepairReferenceMissing,
 )
 from repairs.models import ActionState, ActionType, RepairAction
+from repairs.prospects import Prospect, blocked_rows, check_letter, prospect_of
+from repairs.refusals import Served
 from repairs.services import cancel_repair, retry_incident, retry_letter
 from tests.cast import Cast
 from tests.jobs.kinds_of_tests import BODIES, TOLD
@@ -219,3 +223,33 @@ def test_a_letter_of_another_tenants_job_is_not_found(cast: Cast) -> None:
         retry_letter(letter_id=letter_of(job).id, by=cast.olga, key="k1")
     job.refresh_from_db()
     assert job.state == JobState.DEAD
+
+
+@pytest.mark.parametrize(
+    ("tasks", "queues", "message_state", "prospect"),
+    [
+        (["opsconsole.jobs.test_plain"], ["celery"], MessageState.FULL, Prospect.SAFE),
+        (["opsconsole.jobs.test_plain"], ["elsewhere"], MessageState.MISSING, Prospect.SAFE),
+        (["shop.send_mail"], ["celery"], MessageState.FULL, Prospect.BLOCKED),
+        ([], [], MessageState.FULL, Prospect.SAFE),
+    ],
+    ids=["served", "neither queue nor message matters", "served by nobody", "no worker has ever reported"],
+)
+def test_lists_count_it_as_its_own_page_judges_it(
+    cast: Cast, tasks: list[str], queues: list[str], message_state: MessageState, prospect: Prospect
+) -> None:
+    """By its row alone: workers serve its kind under the name of a task, and its row keeps what it is run with."""
+    letter = letter_of(kill(error=Refused("no")))
+    DeadLetter.objects.update(message_state=message_state)
+    now = database_now()
+    if tasks:
+        WorkerNode.objects.create(
+            id="w1", source=letter.source, host="h", pid=1, queues=json.dumps(queues), started_at=now, seen_at=now,
+            tasks=json.dumps(dict.fromkeys(tasks, '{"varargs":true,"varkw":true}')),
+        )  # fmt: skip
+    served = Served.by(letter.source, now)
+    letter = letter_of(Job.objects.get())
+    assert check_letter(letter, letter.incident, served=served, now=now).prospect == prospect
+    assert prospect_of(letter, served)[0] == prospect
+    blocked = DeadLetter.objects.filter(blocked_rows(letter.job_type, served)).exists()
+    assert blocked == (prospect is Prospect.BLOCKED)
