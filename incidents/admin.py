@@ -805,7 +805,7 @@ class IncidentAdmin(OperatorAdmin):
 
     def undone_words(self, incident: Incident) -> str:  # noqa: ARG002
         """Return what becomes of jobs that are left undone; the app above knows them."""
-        return "Each can still be retried from its own page. A new failure opens the incident again."
+        return "A new failure opens the incident again."
 
     # -- refusals ------------------------------------------------------------------------------------------------------
 

@@ -88,6 +88,7 @@ from repairs.prospects import (
     prospect_of,
     select_open,
 )
+from repairs.reconciliation.retention import messages_kept
 from repairs.refusals import Served
 from repairs.services import (
     INCIDENT_RETRIED,
@@ -479,8 +480,8 @@ class RepairableIncidentAdmin(SelectableIncidentAdmin):
             )
             if number
         ]
-        told = f"Of these jobs: {', '.join(parts)}. " if parts else ""
-        return f"{told}{super().undone_words(incident)} {_until_when(judged, served)}".strip()
+        told = f"Of these jobs: {', '.join(parts)}." if parts else ""
+        return " ".join(filter(None, (told, _until_when(judged, served), super().undone_words(incident))))
 
     # -- retry one -----------------------------------------------------------------------------------------------------
 
@@ -851,16 +852,29 @@ def _asked_for(request: HttpRequest, incident: Incident) -> AskedFor:
 
 
 def _until_when(judged: Judged, served: Served) -> str:
-    """Return until when the waiting jobs may be retried, by the policy of their task; nothing else ends it."""
+    """Return until when the waiting jobs could be retried, if their incident were closed now."""
     if not judged.waiting:
         return ""
+    retriable, blocked = judged.tiles.retriable, judged.tiles.blocked
+    what = "Should that change, each can be retried from its own page"
+    if retriable:
+        what = (
+            "Those that can be retried can be so from their own pages"
+            if blocked
+            else "Each can still be retried from its own page"
+        )
+    kept = served.at + messages_kept()
     most = served.policies.for_task(judged.waiting[0].job_type).max_age_seconds
-    if most is None or most > LONGEST_AGE.total_seconds():
-        return "There is no last day for a retry: their messages are kept as they are."
-    first, last = (
-        when(edge(row.first_seen_at for row in judged.waiting) + timedelta(seconds=most)) for edge in (min, max)
-    )
-    return f"By the policy of their task the oldest may be retried until {first} UTC, the newest until {last} UTC."
+    if most is not None and most <= LONGEST_AGE.total_seconds():
+        first, last = (
+            edge(row.first_seen_at for row in judged.waiting) + timedelta(seconds=most) for edge in (min, max)
+        )
+        if first < kept:
+            return (
+                f"{what}, by the policy of their task: the oldest until {when(first)} UTC, the newest until "
+                f"{when(min(last, kept))} UTC."
+            )
+    return f"{what} until {when(kept)} UTC; then their messages are removed."
 
 
 def _breakdowns(judged: Judged) -> list[Breakdown]:

@@ -442,16 +442,31 @@ def test_closing_says_what_is_left_undone_and_until_when(
     dead_letter(ambiguous=False)
     client = sign_in(cast.ada)
     url = _url(letter.incident, "close/")
-    assert "Of these jobs: 2 could safely run again. Each can still be retried from its own page." in _text(client, url)
-    assert "There is no last day for a retry" in _text(client, url)
+    kept = f"until {database_now() + timedelta(days=30):%d %b %Y}"
+    said = f"Of these jobs: 2 could safely run again. Each can still be retried from its own page {kept}"
+    assert said in _text(client, url)
+    assert "UTC; then their messages are removed. A new failure opens the incident again." in _text(client, url)
     _make(letter, first_seen_at=database_now() - timedelta(days=1))
     forget_served()
     settings.OPSCONSOLE_TASK_POLICIES = [{"pattern": "shop.*", "max_age_seconds": 10 * 86_400}]
     until = letter.first_seen_at + timedelta(days=9)
-    assert f"By the policy of their task the oldest may be retried until {until:%d %b %Y}" in _text(client, url)
+    assert f"by the policy of their task: the oldest until {until:%d %b %Y}" in _text(client, url)
     forget_served()
     settings.OPSCONSOLE_TASK_POLICIES = [{"pattern": "shop.*", "max_age_seconds": 10**15}]
-    assert "There is no last day for a retry" in _text(client, url)
+    assert f"from its own page {kept}" in _text(client, url)
+    settings.OPSCONSOLE_KEEP_MESSAGES_DAYS = 3
+    assert f"until {database_now() + timedelta(days=3):%d %b %Y}" in _text(client, url)
+
+
+def test_closing_does_not_promise_a_retry_of_what_cannot_be_retried(
+    letter: DeadLetter, cast: Cast, sign_in: SignIn
+) -> None:
+    client = sign_in(cast.ada)
+    url = _url(letter.incident, "close/")
+    _make(letter, is_set_aside=True)
+    assert "1 can't be retried. Should that change, each can be retried from its own page until" in _text(client, url)
+    dead_letter(ambiguous=False)
+    assert "1 can't be retried. Those that can be retried can be so from their own pages until" in _text(client, url)
 
 
 # -- payloads ----------------------------------------------------------------------------------------------------------
