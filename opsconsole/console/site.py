@@ -17,11 +17,12 @@ from django.core.exceptions import PermissionDenied, SuspiciousOperation
 from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponse, QueryDict
 from django.http.response import HttpResponseBase
+from django.middleware.csrf import CsrfViewMiddleware
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, URLResolver, include, path, re_path, reverse
 from django.utils.cache import add_never_cache_headers
+from django.utils.decorators import decorator_from_middleware
 from django.utils.http import url_has_allowed_host_and_scheme
-from django.views.decorators.csrf import csrf_protect
 
 from deadletters.admin import ADMINS as DEAD_LETTER_ADMINS
 from grants.actions import Action
@@ -34,6 +35,7 @@ from opsconsole.console.schedule import schedule_admins
 from opsconsole.core.admin import CONFIGURATION, ON_CALL
 from opsconsole.core.database import is_about_the_statement
 from opsconsole.core.errors import OpsError
+from opsconsole.core.problems import CsrfRefused
 from opsconsole.middleware import named
 from repairs.admin import ADMINS as REPAIR_ADMINS
 
@@ -75,6 +77,16 @@ def environment_tone(name: str) -> str:
     return next((tone for tone, known in ENVIRONMENT_TONES.items() if words & known), "violet")
 
 
+class PageIsCurrent(CsrfViewMiddleware):
+    """Django's check that a form comes from a page of ours, of this sign-in; what fails it is a refusal like others."""
+
+    def _reject(self, request: HttpRequest, reason: str) -> HttpResponse:  # noqa: ARG002
+        raise CsrfRefused
+
+
+from_current_page = decorator_from_middleware(PageIsCurrent)
+
+
 class ConsoleSite(AdminSite):
     """The operations console."""
 
@@ -98,9 +110,11 @@ class ConsoleSite(AdminSite):
         """Wrap a view of ours: sign-in first, refusals as pages, the policy on every answer.
 
         Marked as non-atomic: services open durable transactions, which a project's ``ATOMIC_REQUESTS`` would forbid.
+        Marked as exempt from the project's CSRF check, which would answer before this with a bare page: the same check
+        is made here, first of all.
         Its request has an id, whether or not the project lists the middleware that gives one.
         """
-        guarded = csrf_protect(view) if is_public else self.admin_view(view)
+        guarded = from_current_page(view if is_public else self.admin_view(view))
 
         @wraps(view)
         def inner(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
@@ -117,6 +131,7 @@ class ConsoleSite(AdminSite):
             return protect(response)
 
         wrapped: Any = transaction.non_atomic_requests(named(inner))
+        wrapped.csrf_exempt = True
         wrapped.login_required = False  # sign-in is asked here, with this site's own login page
         return wrapped  # type: ignore[no-any-return]
 
@@ -126,6 +141,8 @@ class ConsoleSite(AdminSite):
             return guarded(request, *args, **kwargs)
         except Http404:
             return self.show_not_found(request)
+        except CsrfRefused:
+            return self.show_outdated(request)
         except OpsError as refusal:
             return self.show_refusal(request, refusal)
         except PermissionDenied:
@@ -149,6 +166,13 @@ class ConsoleSite(AdminSite):
         action, resource = getattr(refusal, "action", None), getattr(refusal, "resource", None)
         context |= {"needed": action, "tenant": getattr(resource, "tenant", "")}
         return TemplateResponse(request, "ops/refused.html", context, status=refusal.status)
+
+    def show_outdated(self, request: HttpRequest) -> HttpResponse:
+        """Answer what was sent from a page of an earlier sign-in, as when another tab has signed in since."""
+        text = "You have signed in since this page was loaded, or your browser keeps no cookies of the console."
+        context = {**self.each_context(request), "title": "This page is out of date", "text": text}
+        context["again"] = request.get_full_path()
+        return TemplateResponse(request, "ops/refused.html", context, status=403)
 
     def show_message(self, request: HttpRequest, status: int, title: str, text: str) -> HttpResponse:
         """Answer with one sentence."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 from django.contrib import admin
 from django.contrib.auth import get_user_model
 from django.db import connection
-from django.test import Client
+from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -95,6 +97,60 @@ def test_a_post_without_a_csrf_token_is_refused(letter: DeadLetter, cast: Cast) 
     values = {"idempotency_key": "k", "version": "1", "standing": "open:1:"}
     assert client.post(path, values).status_code == 403
     assert Incident.objects.get().state == "open"
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("middleware", [True, False], ids=["with the project's check", "in a project without one"])
+def test_what_comes_from_an_old_page_is_told_so_on_a_page_of_ours(
+    letter: DeadLetter, cast: Cast, settings: Any, middleware: bool
+) -> None:
+    """Two tabs: signing in again in one of them makes every form in the other one worthless."""
+    if not middleware:
+        settings.MIDDLEWARE = [one for one in settings.MIDDLEWARE if "Csrf" not in one]
+    client = Client(enforce_csrf_checks=True)
+    user = get_user_model().objects.get(pk=cast.ada.user_id)
+    client.force_login(user)
+    take = f"/ops/incidents/{letter.incident_id}/take/"
+    page = client.get(f"/ops/incidents/{letter.incident_id}/").content.decode()
+    (token,) = set(re.findall(r'csrfmiddlewaretoken" value="([^"]+)"', page))
+    fields = {**hidden_fields(page, take), "csrfmiddlewaretoken": token}
+    client.cookies["opsconsole_csrf"] = "n" * 32
+    answer = client.post(take, fields)
+    text = text_of(answer.content.decode())
+    assert answer.status_code == 403
+    assert answer["Content-Security-Policy"] == POLICY
+    assert "This page is out of date" in text
+    assert "Nothing was changed." in text
+    assert f'href="{take}">Load it again' in answer.content.decode()
+    assert Incident.objects.get().state == "open"
+    client.get(f"/ops/incidents/{letter.incident_id}/")
+    fields["csrfmiddlewaretoken"] = client.cookies["opsconsole_csrf"].value
+    assert client.post(take, fields).status_code == 302
+    assert Incident.objects.get().state == "acknowledged"
+
+
+@pytest.mark.django_db
+def test_no_page_takes_anything_without_a_csrf_token(letter: DeadLetter, cast: Cast) -> None:
+    """The project's own check leaves them to the console's, so that one must be on all of them."""
+    seen = 0
+    for pattern in _views(site.get_urls()):
+        request = RequestFactory(enforce_csrf_checks=True).post("/ops/")
+        request.user = get_user_model().objects.get(pk=cast.ada.user_id)
+        request._dont_enforce_csrf_checks = False
+        arguments = dict.fromkeys(pattern.pattern.converters, letter.id)
+        answer = pattern.callback(request, **arguments)
+        assert answer.status_code == 403, pattern
+        assert "out of date" in answer.content.decode(), pattern
+        seen += 1
+    assert seen > 30
+
+
+def _views(patterns: Iterable[Any]) -> Iterator[Any]:
+    for one in patterns:
+        if hasattr(one, "url_patterns"):
+            yield from _views(one.url_patterns)
+        else:
+            yield one
 
 
 @pytest.mark.django_db
