@@ -10,6 +10,7 @@ from django.utils import timezone
 
 from deadletters.models import DeadLetter, WorkerNode
 from incidents.models import Incident
+from opsconsole.core.database import database_now
 from repairs.models import RepairAction
 from repairs.services import retry_letter
 from tests.admin.test_access import PAGES, World
@@ -155,6 +156,20 @@ def test_a_page_fits_a_phone(page: Page, world: World, cast: Cast) -> None:
             continue
         width = page.evaluate("document.documentElement.scrollWidth")
         assert width <= 390, (name, width)
+
+
+def test_a_long_name_widens_no_page(page: Page, cast: Cast) -> None:
+    """A job that no worker serves is named in the sentence that says so."""
+    letter = dead_letter(task=f"shop.{'n' * 240}", queue="q" * 200)
+    now = database_now()
+    WorkerNode.objects.create(id="w1", source="tests", host="h1", pid=1, started_at=now, seen_at=now)
+    log_in(page)
+    for width in (390, 1360):
+        page.set_viewport_size({"width": width, "height": 844})
+        own = (f"incidents/{letter.incident_id}/", f"dead-letters/{letter.id}/")
+        for path in ("", "incidents/", "dead-letters/", *own):
+            page.goto(f"/ops/{path}")
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (path, width)
 
 
 def test_a_page_that_waits_shows_the_result_by_itself(page: Page, cast: Cast) -> None:
