@@ -196,9 +196,13 @@ def test_an_incident_closes_before_the_eyes_of_who_has_retried_it(page: Page, ca
     page.get_by_role("button", name="Retry 1").click()
     page.get_by_text("This page renews itself every 3 s").wait_for()
     page.evaluate("window.isTheSameDocument = true")
+    page.get_by_text("As text").click()
+    page.mouse.click(5, 5)
     succeed(mark_sent(newest_repair()))
     page.get_by_text("Closed: repaired").wait_for()
     assert page.evaluate("window.isTheSameDocument")
+    folds = page.locator("main details[open] > summary")
+    assert folds.all_inner_texts() == ["As text"], "there are fewer folds than before, and the same one is open"
 
 
 def test_what_was_said_of_a_retry_that_failed_does_not_stay(page: Page, cast: Cast) -> None:

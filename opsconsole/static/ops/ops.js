@@ -65,6 +65,16 @@ const isInUse = (content) => {
 
 const standing = (content) => [...content.querySelectorAll(".ops-kicker .ops-pill")].map((one) => one.textContent).join();
 
+// Folds by what they say but for numbers, as their place changes: one that is gone or new must not open another one.
+const folds = (content) => {
+  const seen = new Map();
+  return [...content.querySelectorAll("details")].map((one) => {
+    const said = one.querySelector("summary").textContent.replace(/[\d,]+/g, "#").trim();
+    seen.set(said, (seen.get(said) ?? 0) + 1);
+    return [`${said} ${seen.get(said)}`, one];
+  });
+};
+
 const renew = async () => {
   const content = document.querySelector("[data-renew]");
   if (document.hidden || isInUse(content)) return;
@@ -76,8 +86,8 @@ const renew = async () => {
   } else {
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     const fresh = page.getElementById("content");
-    const opened = [...content.querySelectorAll("details")].map((one) => one.open);
-    fresh.querySelectorAll("details").forEach((one, place) => { one.open = opened[place] ?? one.open; });
+    const opened = new Map(folds(content).map(([name, one]) => [name, one.open]));
+    for (const [name, one] of folds(fresh)) one.open = opened.get(name) ?? one.open;
     if (isInUse(content)) return;
     const isOver = fresh.dataset.renew === undefined || standing(fresh) !== standing(content);
     if (isOver) document.querySelector(".messagelist")?.remove();
