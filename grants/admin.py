@@ -48,7 +48,7 @@ from grants.selectors import (
 )
 from grants.service import record_denial
 from grants.targets import NOWHERE
-from grants.words import MAY, audit_words, target_words
+from grants.words import MAY, audit_words, begun, target_words
 from opsconsole.core.admin import (
     CONFIGURATION,
     Cell,
@@ -152,7 +152,7 @@ class AuditEventAdmin(OperatorAdmin):
 
     @admin.display(description="Action")
     def what(self, row: AuditEvent) -> Cell:
-        return Cell(main=audit_words(row.action, row.verdict).capitalize(), second=row.action)
+        return Cell(main=begun(audit_words(row.action, row.verdict)), second=row.action)
 
     @admin.display(description="Verdict")
     def verdict(self, row: AuditEvent) -> str:
@@ -293,7 +293,7 @@ def _end_from_now() -> Any:
 
 def _choices(actions: Collection[Action] | type[Action]) -> list[tuple[str, str]]:
     """Return permissions to choose from, each with what it allows."""
-    return [(one.value, f"{MAY[one].capitalize()} ({one.value})") for one in Action if one in actions]
+    return [(one.value, f"{begun(MAY[one])} ({one.value})") for one in Action if one in actions]
 
 
 class GrantForm(forms.Form):

@@ -32,6 +32,12 @@ MAY: dict[Action, str] = {
 }
 """What each permission allows: "may …"."""
 
+
+def begun(sentence: str) -> str:
+    """Return it with a capital first letter; the rest stays, as there are names in it."""
+    return sentence[:1].upper() + sentence[1:]
+
+
 DID: dict[str, str] = {
     "dead-letters.close-as-done": "stated that a failed job had already happened",
     "dead-letters.overtaken": "closed a failed job whose record had finished without it",

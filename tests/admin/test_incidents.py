@@ -120,7 +120,8 @@ def test_a_button_that_may_not_be_pressed_is_absent_and_one_line_names_the_grant
     text = text_of(client.get(_url(letter.incident)).content.decode())
     assert _labels(client, letter.incident) == []
     for action in ("incidents.acknowledge", "incidents.resolve", "incidents.close-unrepaired", "dead-letters.retry"):
-        assert f"needs the permission {action} ({may_words(action)}) on tenant default" in text
+        assert f"the permission {action} ({may_words(action)}) on tenant default" in text
+    assert text.count("Close without repairing 1 job: needs") == 1, "what needs two is one line"
 
 
 def test_closing_without_repair_needs_its_own_grant(letter: DeadLetter, cast: Cast, sign_in: SignIn) -> None:

@@ -334,8 +334,12 @@ def test_a_token_is_shown_once(cast: Cast, sign_in: SignIn) -> None:
 
 def test_a_token_offers_only_what_its_maker_holds(cast: Cast, sign_in: SignIn) -> None:
     client = sign_in(cast.vera)
+    all_of_them = dict(sign_in(cast.ada).get("/ops/tokens/new/").context["asked"].form.fields["actions"].choices)
+    assert all_of_them["dead-letters.ingest"].startswith("Record failures from outside, over REST (")
     form = client.get("/ops/tokens/new/").context["asked"].form
-    assert form.fields["actions"].choices == [("inspect", f"{MAY[Action.INSPECT].capitalize()} (inspect)")]
+    assert form.fields["actions"].choices == [
+        ("inspect", "See incidents, failed jobs with their redacted arguments, repairs, and the workers (inspect)")
+    ]
     assert confirm(client, "/ops/tokens/new/", _token(actions=["grants.manage"])).status_code == 400
     past = confirm(client, "/ops/tokens/new/", _token(expires_at="2001-01-01T00:00"))
     assert past.status_code == 400
