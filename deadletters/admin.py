@@ -215,6 +215,7 @@ class DeadLetterAdmin(OperatorAdmin):
     menu_label = list_title = "Failed jobs"
     menu_order = 20
     list_note = "Newest failure first."
+    tells_scope = True
     has_saved_views = True
     tab_parameter = LetterStateFilter.parameter_name
     search_label = "Search"

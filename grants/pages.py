@@ -36,6 +36,7 @@ from opsconsole.core.ids import new_id
 
 MOST_SELECTED = 1_000
 SAVE_VIEW, DELETE_VIEW = "save_view", "delete_view"
+SCOPES_NAMED = 3
 LONGEST_ID = 18
 """Digits of a number that every database can compare with a key."""
 
@@ -70,6 +71,19 @@ def held_by(request: HttpRequest) -> frozenset[Action]:
 def seen_by(request: HttpRequest, action: Action) -> Plan:
     """Return which rows the asking operator may see by ``action``, for ``visible_to``."""
     return access_by(request).plan if action is Action.INSPECT else plan_of(operator_of(request), action)
+
+
+def scope_words(plan: Plan) -> str:
+    """Return which tenants the rows of a list are from, "" for all: to who sees one, an empty list is no good news."""
+    names = sorted(plan.tenants)
+    if plan.everything or not (names or plan.shapes):
+        return ""
+    if not names:
+        return "You see parts of tenants only."
+    shown = names if len(names) <= SCOPES_NAMED else [*names[:SCOPES_NAMED], f"{len(names) - SCOPES_NAMED:,} more"]
+    told = shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+    noun = "tenant" if len(names) == 1 else "tenants"
+    return f"You see {noun} {told}{', and parts of others,' if plan.shapes else ''} only."
 
 
 require = authorise_read_of
@@ -194,6 +208,8 @@ class OperatorAdmin(KeysetAdmin):
     action: ClassVar[Action] = Action.INSPECT
     pages: ClassVar[tuple[tuple[str, str, str], ...]] = ()
     menu_order: ClassVar[int] = 50
+    tells_scope: ClassVar[bool] = False
+    """Whether the list says to who does not see every tenant which ones its rows are from."""
     has_saved_views: ClassVar[bool] = False
     """Whether operators may keep views of their own of this list."""
 
@@ -266,8 +282,11 @@ class OperatorAdmin(KeysetAdmin):
         return self.act_on_selected(request)
 
     def list_context(self, request: HttpRequest, cl: KeysetChangeList) -> dict[str, Any]:
-        """Add the views that this operator has saved of the list."""
+        """Add which tenants the operator sees, and the views that they have saved of the list."""
         context = super().list_context(request, cl)
+        if self.tells_scope:
+            said = scope_words(seen_by(request, self.action))
+            context["list_note"] = f"{context['list_note']} {said}".strip()
         if not self.has_saved_views:
             return context
         here = view_query(request)

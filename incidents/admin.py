@@ -398,6 +398,7 @@ class IncidentAdmin(OperatorAdmin):
     menu_label = list_title = "Incidents"
     menu_order = 10
     list_note = "Worst first, then newest."
+    tells_scope = True
     has_saved_views = True
     tab_parameter = StateFilter.parameter_name
     search_label = "Search"

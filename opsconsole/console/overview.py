@@ -38,7 +38,7 @@ from deadletters.selectors import (
 from deadletters.snapshot import Scope, kept_streams_of
 from grants.actions import Action
 from grants.operators import Operator
-from grants.pages import held_by, operator_of, seen_by
+from grants.pages import held_by, operator_of, scope_words, seen_by
 from grants.selectors import plan_of
 from grants.sql import Plan
 from incidents.admin import incident_name
@@ -270,9 +270,11 @@ def overview_context(request: HttpRequest) -> dict[str, Any]:
     if Action.INSPECT not in held_by(request):
         return {"overview": None}
     by = operator_of(request)
-    overview = overview_for(by, seen_by(request, Action.INSPECT))
+    plan = seen_by(request, Action.INSPECT)
+    overview = overview_for(by, plan)
     etag = etag_of(overview, by, machinery())
-    return {"overview": overview, "me": by.ref, "live_etag": etag, "live_seconds": LIVE_SECONDS}
+    said = {"me": by.ref, "scope_words": scope_words(plan)}
+    return {"overview": overview, **said, "live_etag": etag, "live_seconds": LIVE_SECONDS}
 
 
 def live_overview(request: HttpRequest) -> HttpResponseBase:

@@ -104,6 +104,7 @@ class JobAdmin(OperatorAdmin):
     menu_label = list_title = "Job ledger"
     menu_order = 25
     list_note = "Newest first."
+    tells_scope = True
     tab_parameter = JobTabFilter.parameter_name
     keyset = ("-id",)
     columns = ("job", "state", "attempts", "due", "tenant", "made")

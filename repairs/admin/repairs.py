@@ -66,6 +66,7 @@ class RepairActionAdmin(OperatorAdmin):
     menu_label = list_title = "Repairs"
     menu_order = 30
     list_note = "Newest first."
+    tells_scope = True
     keyset = ("-id",)
     columns = ("what", "job", "state", "tenant", "by", "planned", "incident")
     list_filter = (RepairStateFilter, TenantFilter, IncidentNumberFilter)

@@ -762,3 +762,31 @@ def test_severity_colours_have_words(cast: Cast, sign_in: SignIn) -> None:
     assert Incident.objects.get().severity == Severity.CRITICAL
     html = sign_in(cast.ada).get("/ops/").content.decode()
     assert '<span class="ops-pill ops-severity-critical">Critical</span>' in html
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("tenants", "part", "said"),
+    [
+        (["*"], False, ""),
+        (["t-b"], False, "You see tenant t-b only."),
+        (["t-b", "default"], True, "You see tenants default and t-b, and parts of others, only."),
+        ([f"t{number}" for number in range(6)], False, "You see tenants t0, t1, t2 and 3 more only."),
+        ([], True, "You see parts of tenants only."),
+    ],
+)
+def test_who_does_not_see_every_tenant_is_told_so(
+    cast: Cast, sign_in: SignIn, tenants: list[str], part: bool, said: str
+) -> None:
+    """With the wrong tenant nothing burns, which must not read as good news."""
+    dead_letter(actor_type="customer", actor_id="7")
+    one = make_operator("one")
+    for tenant in tenants:
+        give(one, Action.INSPECT, tenant=tenant)
+    if part:
+        give(one, Action.INSPECT, tenant="shop", actor_type="customer", actor_id="7")
+    client = sign_in(one)
+    overview.forget()
+    for path in ("", "live/overview/", "incidents/", "dead-letters/", "repairs/", "jobs/"):
+        found = re.findall(r"You see .*? only\.", text_of(client.get(f"/ops/{path}").content.decode()))
+        assert found == ([said] if said else []), path
