@@ -18,6 +18,9 @@ from opsconsole.core.safe_text import safe_text
 
 _SHOWN_NAME = 80
 _SHOWN_NAMES = 5
+LONGEST_SHAPE = 300
+NO_JSON = "-"
+"""The shape of arguments that nobody here can read: another serializer's, or no message of Celery's second protocol."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +87,37 @@ def check_arguments(signature_text: str | None, args: Sequence[Any], kwargs: Map
         *_gaps(signature, args, kwargs),
     ]
     return "; ".join(complaints) or None
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a signature is compared with: how many arguments are given by position, and which by name."""
+
+    positional: int
+    names: tuple[str, ...]
+
+    def misfit(self, signature_text: str) -> str | None:
+        """Return what ``check_arguments`` would say of arguments of this shape."""
+        return check_arguments(signature_text, range(self.positional), dict.fromkeys(self.names))
+
+
+def describe_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Return the shape of arguments as short JSON, such as ``[2,"order"]``; "" where that would be too long."""
+    if not kwargs:
+        return f"[{len(args)}]"
+    text = json.dumps([len(args), *sorted(kwargs)], separators=(",", ":"))
+    # With a NUL in a name no database would take it; escaped it is six characters that are taken.
+    return text if len(text) <= LONGEST_SHAPE else ""
+
+
+@lru_cache(maxsize=2048)
+def parse_shape(text: str) -> Shape | None:
+    """Read what ``describe_arguments`` wrote; None for "" and ``NO_JSON``."""
+    try:
+        positional, *names = json.loads(text)
+    except (ValueError, TypeError):
+        return None
+    return Shape(positional, tuple(names))
 
 
 @lru_cache(maxsize=2048)

@@ -9,14 +9,16 @@ import hashlib
 import json
 import zlib
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from typing import Any
 from uuid import UUID
 
 from deadletters import grouping
+from deadletters.arguments import NO_JSON, describe_arguments
 from deadletters.journal.events import Caught, Delivery, Ended, ErrorReport, Failed, MessageState
 from deadletters.journal.frames import MESSAGE_CONTEXT
-from deadletters.journal.message import unpack_body
+from deadletters.journal.message import unpack_body, unpack_expiry
 from deadletters.outcome import Judgement, combine, judge
 from deadletters.policy import PolicyBook, TaskPolicySpec
 from incidents.models import Severity
@@ -107,6 +109,8 @@ class Failure:
     release: str
     trace_id: str
     sentry_id: str
+    expires_at: datetime | None = None  # after which its sender did not want it to run
+    arguments: str = ""  # their shape, see deadletters.arguments
     never_started: bool = False
     is_set_aside: bool = False
     report_id: str = ""  # of the ledger's job, if it belongs to a report
@@ -183,7 +187,7 @@ class Intake:
         tenant, actor_type, actor_id = self._scope(delivery)
         if job is not None:
             tenant, actor_type, actor_id = job.tenant, job.actor_type, job.actor_id
-        message, preview, message_digest = self._message(delivery, new_letter)
+        message, preview, message_digest, arguments, expires_at = self._message(delivery, new_letter)
         task_id = delivery.task_id
         message_id = task_id or message_digest or delivery.token
         job_id = task_id if job is None else str(job.id)
@@ -251,6 +255,8 @@ class Intake:
             chord_id=shorten(delivery.chord_id, 255),
             worker=shorten(self.worker, 255),
             release=self.release,
+            expires_at=expires_at,
+            arguments=arguments,
             trace_id=safe_text(delivery.trace_id, 64)[:64],
             sentry_id=safe_text(delivery.sentry_id, 64)[:64],
             never_started=failed.never_started,
@@ -314,29 +320,45 @@ class Intake:
             tenant = "default"
         return tenant, "(any)" if actor_type == "*" else actor_type, "(any)" if actor_id == "*" else actor_id
 
-    def _message(self, delivery: Delivery, letter_id: UUID) -> tuple[bytes, str, str]:
-        """Return the message sealed for its letter, a redacted preview of its arguments, and its body's digest."""
+    def _message(self, delivery: Delivery, letter_id: UUID) -> tuple[bytes, str, str, str, datetime | None]:
+        """Return the message sealed for its letter, and what is told of it.
+
+        That is a redacted preview of its arguments, its body's digest, the shape of the arguments, and its expiry.
+        """
         digest = delivery.message_digest
         if not delivery.sealed:
-            return b"", delivery.preview, digest
+            return b"", delivery.preview, digest, "", None
         try:
             packed = self.sealer.open(delivery.sealed, MESSAGE_CONTEXT)
         except SealError as error:
             # Kept as it is: the key may come back, and then it can be opened again.
-            return delivery.sealed, f"(the message cannot be opened: {error})", digest
+            return delivery.sealed, f"(the message cannot be opened: {error})", digest, "", None
         blob = seal_message(self.sealer, packed, letter_id)
         body, content_type, content_encoding = unpack_body(packed)
         digest = digest or hashlib.sha256(body).hexdigest()
         if delivery.message_state != MessageState.FULL:
-            return blob, f"(not fully captured: {delivery.message_state.value})", digest
+            return blob, f"(not fully captured: {delivery.message_state.value})", digest, "", None
+        expires_at = parse_expiry(unpack_expiry(packed))
         decoded = decode_body(body, content_type, content_encoding)
+        arguments = NO_JSON if decoded.error else describe_arguments(decoded.args, decoded.kwargs)
         if decoded.error == "wrong_shape":
             preview = self.redactor.preview([decoded.document], {}, limit=PREVIEW_LIMIT)
         elif decoded.error:
             preview = f"({decoded.error}, {len(body)} bytes)"
         else:
             preview = self.redactor.preview(decoded.args, decoded.kwargs, limit=PREVIEW_LIMIT)
-        return blob, safe_text(preview, PREVIEW_LIMIT), digest
+        return blob, safe_text(preview, PREVIEW_LIMIT), digest, arguments, expires_at
+
+
+def parse_expiry(value: Any) -> datetime | None:
+    """Return the moment that a message's header ``expires`` names, None if it names none."""
+    if not isinstance(value, str):
+        return None
+    try:
+        parsed = datetime.fromisoformat(value)
+        return (parsed if parsed.tzinfo is not None else parsed.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
 
 
 @lru_cache(maxsize=256)

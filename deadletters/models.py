@@ -84,6 +84,10 @@ class DeadLetter(models.Model):
     # Whether its job names a report, and an outbox (A5); which ones stands in the job, as everything else of a payload.
     has_report = models.BooleanField(db_default=False)
     has_outbox = models.BooleanField(db_default=False)
+    # What a dry run over very many letters asks of each message, so that it need not open them: when its sender did not
+    # want it to run any more, and the shape of its arguments (see ``deadletters.arguments.describe_arguments``).
+    expires_at = models.DateTimeField(null=True)
+    arguments = models.CharField(max_length=300, db_default="")
     occurrence_count = models.BigIntegerField(db_default=0)
     first_seen_at = models.DateTimeField()
     last_seen_at = models.DateTimeField()

@@ -404,6 +404,7 @@ class _Recording:
         self.messages.append((failure, letter.id, blob))
         letter.message_state = failure.message_state
         letter.payload_preview = failure.preview
+        letter.expires_at, letter.arguments = failure.expires_at, failure.arguments
         if letter.outcome_class == failure.judgement.outcome:
             # Its reason said that there was no message.
             letter.outcome_reason = failure.judgement.reason[:300]
@@ -482,8 +483,8 @@ class _Recording:
             failure.call_site, failure.retries + 1, 1, failure.preview, str(failure.message_state),
             failure.exchange, failure.routing_key, failure.priority, failure.root_id, failure.parent_id,
             failure.group_id, failure.chord_id, failure.worker, failure.release, failure.trace_id,
-            failure.sentry_id, failure.is_set_aside, bool(failure.report_id), bool(failure.outbox_id), 1,
-            failure.happened_at, failure.happened_at,
+            failure.sentry_id, failure.is_set_aside, bool(failure.report_id), bool(failure.outbox_id),
+            failure.expires_at, failure.arguments, 1, failure.happened_at, failure.happened_at,
         )  # fmt: skip
 
     def _occurrence_row(self, failure: Failure, letter_id: UUID, is_late: bool) -> tuple[Any, ...]:
@@ -584,8 +585,8 @@ def _describe(letter: DeadLetter, failure: Failure, judgement: Judgement) -> Non
 
 CHANGED = (
     "incident_id", "episode", "state", "outcome_class", "outcome_reason", "caught", "error_class", "error_text",
-    "call_site", "attempts", "message_state", "payload_preview", "worker", "release", "occurrence_count",
-    "last_seen_at", "closed_at",
+    "call_site", "attempts", "message_state", "payload_preview", "expires_at", "arguments", "worker", "release",
+    "occurrence_count", "last_seen_at", "closed_at",
 )  # fmt: skip
 
 
@@ -626,7 +627,8 @@ LETTERS = RowWriter(
         "actor_type", "actor_id", "state", "outcome_class", "outcome_reason", "caught", "error_code", "error_class",
         "error_text", "call_site", "attempts", "payload_version", "payload_preview", "message_state", "exchange",
         "routing_key", "priority", "root_id", "parent_id", "group_id", "chord_id", "worker", "release", "trace_id",
-        "sentry_id", "is_set_aside", "has_report", "has_outbox", "occurrence_count", "first_seen_at", "last_seen_at",
+        "sentry_id", "is_set_aside", "has_report", "has_outbox", "expires_at", "arguments", "occurrence_count",
+        "first_seen_at", "last_seen_at",
     ),
 )  # fmt: skip
 TRACEBACKS = RowWriter(TracebackText, ("digest", "text"), suffix="ON CONFLICT (digest) DO NOTHING")

@@ -221,3 +221,67 @@ class ScheduleInvalid(OpsError):
     code = "reconciliation_schedule_invalid"
     status = 400
     message = "A sweep runs every {least} to {most} seconds."
+
+
+class RedriveNotFound(OpsError):
+    """There is no such redrive, or it is not yours to see."""
+
+    code = "redrive_not_found"
+    status = 404
+    message = "There is no such redrive, or you may not see it."
+
+
+class RedriveStanding(OpsError):
+    """Look at the redrive again: somebody has been first, or it is not so far yet."""
+
+    code = "redrive_standing"
+    status = 409
+    message = "The redrive is {state}; nothing was changed."
+
+
+class RedriveEmpty(OpsError):
+    """None of the jobs that you named waits for a decision, so there is nothing to run again."""
+
+    code = "redrive_empty"
+    status = 409
+    message = "None of these jobs waits for a decision; nothing was planned."
+
+
+class RedriveExists(OpsError):
+    """All of these jobs are in another redrive that has not ended: go on with that one, or cancel it first."""
+
+    code = "redrive_exists"
+    status = 409
+    message = "All of these jobs are in the redrive {redrive} already, which has not ended."
+
+
+class RedriveInvalid(OpsError):
+    """Correct the named field and ask again; nothing was planned."""
+
+    code = "redrive_invalid"
+    status = 400
+    message = "{detail}"
+
+
+class RedriveAnswerInvalid(OpsError):
+    """Each class takes only some answers, and a statement says where it was seen; nothing was started."""
+
+    code = "redrive_answer_invalid"
+    status = 400
+    message = "{detail}"
+
+
+class RedriveNotApproved(OpsError):
+    """It is so large that a second person has to approve it before it starts."""
+
+    code = "redrive_not_approved"
+    status = 409
+    message = "A redrive of {count} jobs starts only once a second person has approved it."
+
+
+class RedriveOwnApproval(OpsError):
+    """Somebody else has to approve it: that a second person has looked is the point."""
+
+    code = "redrive_own_approval"
+    status = 409
+    message = "Whoever has planned a redrive cannot approve it."

@@ -14,7 +14,8 @@ from grants.resources import Resource
 from opsconsole.core.database import locked
 
 if TYPE_CHECKING:
-    from repairs.models import ReconciliationRun, RepairAction  # noqa: F401  (named in a string below)
+    # Named in strings below.
+    from repairs.models import ReconciliationRun, Redrive, RedriveItem, RepairAction  # noqa: F401
 
 
 class RepairBatchQuerySet(ScopedQuerySet):
@@ -63,6 +64,43 @@ class RepairActionQuerySet(ScopedQuerySet):
         ``planned`` is accepted, since the relay may have been killed between sending and marking.
         """
         return self.filter(Q(id=repair_id), Q(state__in=("planned", "sent", "started")), Q(claim_retries__lt=retries))
+
+
+class RedriveQuerySet(ScopedQuerySet):
+    def newest_first(self) -> RedriveQuerySet:
+        return self.order_by("-id")
+
+    def scope(self, redrive_id: UUID) -> Resource | None:
+        """Return the columns that never change after insert, or ``None`` if there is no such redrive."""
+        row = self.filter(id=redrive_id).values_list("tenant", "actor_type", "actor_id").first()
+        if row is None:
+            return None
+        tenant, actor_type, actor_id = row
+        return Resource(
+            tenant=tenant,
+            actor_type=actor_type,
+            actor_id=actor_id,
+            target_type="redrive",
+            target_id=str(redrive_id),
+        )
+
+    def lock(self, redrive_id: UUID) -> Redrive:
+        """Return the locked row, which is locked before any incident. Raises ``Redrive.DoesNotExist``."""
+        redrive: Redrive = locked(self.filter(id=redrive_id)).get()
+        return redrive
+
+    def to_do(self) -> RedriveQuerySet:
+        """Redrives that a controller has something to do for; word for word what their index says."""
+        return self.filter(Q(state__in=("planning", "canary", "running")) | Q(outstanding_count__gt=0))
+
+
+class RedriveItemQuerySet(models.QuerySet["RedriveItem"]):
+    def waiting(self) -> RedriveItemQuerySet:
+        return self.filter(state="waiting")
+
+    def next_due(self) -> RedriveItemQuerySet:
+        """Those that may go out next, oldest first: none is behind an earlier one of its actor."""
+        return self.filter(state="waiting", is_behind=False).order_by("position")
 
 
 class ReconciliationRunQuerySet(models.QuerySet["ReconciliationRun"]):

@@ -11,15 +11,13 @@ import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from typing import Any
+from datetime import datetime
 
 from django.db.models import prefetch_related_objects
-from django.utils.dateparse import parse_datetime
 
 from deadletters import conf
 from deadletters.arguments import check_arguments
-from deadletters.intake import open_message
+from deadletters.intake import open_message, parse_expiry
 from deadletters.journal.events import MessageState
 from deadletters.journal.message import RawMessage, unpack_message
 from deadletters.models import DECIDABLE, DeadLetter, SealedMessage, WorkerNode
@@ -152,16 +150,7 @@ def open_letter_message(letter: DeadLetter) -> RawMessage:
 
 def expires_at(raw: RawMessage) -> datetime | None:
     """Return the time after which the sender did not want it to run, if the message names one."""
-    value: Any = raw.headers.get("expires")
-    if not isinstance(value, str):
-        return None
-    try:
-        parsed = parse_datetime(value)
-    except ValueError:
-        return None
-    if parsed is None:
-        return None
-    return parsed if parsed.tzinfo is not None else parsed.replace(tzinfo=UTC)
+    return parse_expiry(raw.headers.get("expires"))
 
 
 def refuse_unrepairable(

@@ -185,6 +185,21 @@ def unpack_body(data: bytes) -> tuple[bytes, str, str]:
         raise ValueError("this is not a packed message") from exc
 
 
+def unpack_expiry(data: bytes) -> Any:
+    """Return the header ``expires`` of a packed message, None for one without, without reading what has none.
+
+    Raises ``ValueError`` for what ``pack_message`` has not packed.
+    """
+    try:
+        _version, length = _HEAD.unpack_from(data)
+        if data.find(b'"expires"', _HEAD.size, _HEAD.size + length) < 0:
+            return None
+        head, _body = _split(data)
+        return head.get("h", {}).get("expires")
+    except (struct.error, UnicodeDecodeError, TypeError, AttributeError) as exc:
+        raise ValueError("this is not a packed message") from exc
+
+
 def _split(data: bytes) -> tuple[Any, bytes]:
     version, length = _HEAD.unpack_from(data)
     if version != _VERSION or len(data) < _HEAD.size + length:

@@ -55,6 +55,8 @@ class Migration(migrations.Migration):
                 ('is_set_aside', models.BooleanField(db_default=False)),
                 ('has_report', models.BooleanField(db_default=False)),
                 ('has_outbox', models.BooleanField(db_default=False)),
+                ('expires_at', models.DateTimeField(null=True)),
+                ('arguments', models.CharField(db_default='', max_length=300)),
                 ('occurrence_count', models.BigIntegerField(db_default=0)),
                 ('first_seen_at', models.DateTimeField()),
                 ('last_seen_at', models.DateTimeField()),

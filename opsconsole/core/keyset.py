@@ -158,6 +158,12 @@ def _integer(part: Any) -> int:
     return part
 
 
+def _wide_integer(part: Any) -> int:
+    if type(part) is not int or not -(2**31) <= part < 2**31:
+        raise ValueError
+    return part
+
+
 def _moment(part: Any) -> datetime:
     moment = datetime.fromisoformat(part)
     if moment.tzinfo is None:
@@ -175,6 +181,7 @@ def _text(part: Any) -> str:
 _KINDS: dict[str, Callable[[Any], Any]] = {
     "CharField": _text,
     "SmallIntegerField": _integer,
+    "IntegerField": _wide_integer,
     "DateTimeField": _moment,
     "UUIDField": lambda part: UUID(_text(part)),
 }

@@ -1,0 +1,39 @@
+"""Taking back what a redrive has planned and nobody has sent: its letters go back to where they were."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from deadletters.models import DeadLetter, LetterState
+from incidents.models import Incident
+from opsconsole.core.database import AnyOf, locked
+from repairs.models import ActionState, ActionType, ItemState, Redrive, RedriveItem, RepairAction
+
+
+def withdraw_unsent(redrive: Redrive, now: datetime) -> int:
+    """Cancel every planned repair of a locked redrive with its item, and return how many; the counts are not saved.
+
+    Locks their incidents, letters and repairs, in that order. A repair that a relay is sending just now is cancelled as
+    well, and its message is refused by the start guard; one that has started by then is left to its result.
+    """
+    unsent = RepairAction.objects.filter(
+        redrive=redrive, state=ActionState.PLANNED, action_type=ActionType.RETRY_MESSAGE
+    )
+    rows = list(unsent.values_list("id", "letter_id", "incident_id"))
+    if not rows:
+        return 0
+    Incident.objects.lock_many(sorted({incident_id for _id, _letter, incident_id in rows}))
+    letters = locked(DeadLetter.objects.filter(AnyOf("id", [letter for _id, letter, _incident in rows])).order_by("id"))
+    known = set(letters.values_list("id", flat=True))
+    still = locked(unsent.filter(AnyOf("id", [repair for repair, _letter, _incident in rows])).order_by("id"))
+    withdrawn = dict(still.values_list("id", "letter_id"))
+    RepairAction.objects.filter(AnyOf("id", withdrawn)).update(state=ActionState.CANCELLED, settled_at=now)
+    DeadLetter.objects.filter(
+        AnyOf("id", [letter for letter in withdrawn.values() if letter in known]), state=LetterState.RETRYING
+    ).update(state=redrive.letter_state)
+    count = RedriveItem.objects.filter(AnyOf("repair", withdrawn), state=ItemState.PLANNED).update(
+        state=ItemState.CANCELLED, code="redrive_cancelled", settled_at=now
+    )
+    redrive.outstanding_count -= count
+    redrive.cancelled_count += count
+    return count
