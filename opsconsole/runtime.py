@@ -1,4 +1,4 @@
-"""What runs beside the jobs in a worker's main process: hooks, drainer, relay, dispatcher, reporter, wired here."""
+"""What runs beside the jobs in a worker's main process: hooks, drainer, relay, redriver and the rest, wired here."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from opsconsole.core.forking import GATE
 from opsconsole.jobs import conf as jobs_conf
 from opsconsole.jobs.dispatcher import Dispatcher
 from repairs.guard import DatabaseGuard
+from repairs.redrives.redriver import Redriver
 from repairs.relay import Relay
 from repairs.settlement import DatabaseSettlement
 
@@ -35,6 +36,7 @@ class WorkerRuntime:
         self.settlement = DatabaseSettlement()
         self.drainer: Drainer | None = None
         self.relay: Relay | None = None
+        self.redriver: Redriver | None = None
         self.dispatcher: Dispatcher | None = None
         self.reporter: Reporter | None = None
 
@@ -70,6 +72,8 @@ class WorkerRuntime:
         owner = folder.name if folder is not None else f"{self.hooks.node}.{self.pid}"
         self.relay = Relay(self.app, source=self.source, owner=owner)
         self.relay.start()
+        self.redriver = Redriver(source=self.source, owner=owner)
+        self.redriver.start()
         if Dispatcher.is_wanted(self.app):
             self.dispatcher = Dispatcher(self.app, source=jobs_conf.source(), owner=owner)
             self.dispatcher.start()
@@ -90,7 +94,7 @@ class WorkerRuntime:
     def stop(self) -> None:
         """Let the threads finish what they have; what they cannot finish stays in the journal."""
         deadline = time.monotonic() + JOIN_SECONDS
-        threads = (self.relay, self.dispatcher, self.drainer, self.reporter)
+        threads = (self.redriver, self.relay, self.dispatcher, self.drainer, self.reporter)
         for thread in threads:
             if thread is not None:
                 thread.stop()
@@ -103,7 +107,7 @@ class WorkerRuntime:
 
     def _standing(self) -> Standing:
         drainer = self.drainer
-        threads = (drainer, self.relay, self.dispatcher)
+        threads = (drainer, self.relay, self.redriver, self.dispatcher)
         troubles = [thread.trouble for thread in threads if thread is not None and thread.trouble]
         behind = drainer.behind_since if drainer is not None else None
         return Standing(

@@ -236,6 +236,7 @@ class Redrive(models.Model):
     classes = models.TextField(db_default="{}")
     judged_to = models.IntegerField(db_default=0)
     is_prepared = models.BooleanField(db_default=False)
+    skips_unserved = models.BooleanField(db_default=False)  # told once that nobody serves a task, a person let it go on
 
     total_count = models.IntegerField(db_default=0)
     waiting_count = models.IntegerField(db_default=0)

@@ -19,13 +19,19 @@ from celery import Celery
 from django.db import connections, transaction
 from django.db.models import Case, F, Q, Value, When
 
-from deadletters.journal.hooks import REPAIR_HEADER
+from deadletters.journal.hooks import ATTEMPTS_HEADER, REPAIR_HEADER, SINGLE
 from deadletters.journal.message import RawMessage
 from opsconsole.core.database import database_now, locked
 from opsconsole.core.errors import OpsError
 from opsconsole.core.forking import GATE
 from opsconsole.core.outbox import Outbox, Outgoing
-from repairs.models import ActionState, ActionType, RepairAction
+from opsconsole.core.sealing import SealError
+from repairs.models import ActionState, ActionType, Redrive, RedriveState, RepairAction
+from repairs.redrives.changing import NotPatchable, changed_body, changed_headers
+from repairs.redrives.requests import RedriveChanges
+from repairs.redrives.services import changes_of
+from repairs.redrives.stepping import pause_by_itself
+from repairs.redrives.withdrawing import fail_unsent
 from repairs.refusals import LOADED, load_messages, open_letter_message, unload_messages
 
 logger = logging.getLogger(__name__)
@@ -40,11 +46,17 @@ IDLE_SECONDS = 1.0
 LONGEST_BACKOFF_SECONDS = 30.0
 
 
-def repair_message(action: RepairAction, raw: RawMessage) -> Outgoing:
+BROKER_TROUBLE = "broker_trouble"
+HELD_BACK = (RedriveState.PAUSED, RedriveState.CANCELLED)
+"""States of a redrive in which nothing of it is sent."""
+
+
+def repair_message(action: RepairAction, raw: RawMessage, changes: RedriveChanges | None = None) -> Outgoing:
     """Return what is sent: same body, queue, priority, headers and stamps; new id, attempt 0, no eta, no expiry.
 
     The old id stays readable as the message's parent. Group and chord ids are dropped: a second answer of one member
-    could make a chord's counter run over.
+    could make a chord's counter run over. Of a redrive's repair the queue may be another one, and ``changes`` the
+    task's name and its arguments; raises ``NotPatchable`` where these cannot be changed so.
     """
     letter = action.letter
     headers = {name: value for name, value in raw.headers.items() if name not in ("group", "group_index")}
@@ -66,15 +78,22 @@ def repair_message(action: RepairAction, raw: RawMessage) -> Outgoing:
         if name in ("priority", "reply_to", "delivery_mode", "message_id", "type", "app_id") and value is not None
     }
     properties["correlation_id"] = action.new_task_id
+    if action.is_single_attempt:
+        headers[ATTEMPTS_HEADER] = SINGLE
+    body = raw.body
+    if changes:
+        body = changed_body(raw, changes)
+        headers = changed_headers(headers, body, action.job_type, changes)
+    is_elsewhere = bool(action.redrive_id) and action.queue != letter.queue
     return Outgoing(
-        body=raw.body,
+        body=body,
         content_type=raw.content_type,
         content_encoding=raw.content_encoding,
         headers=headers,
         properties=properties,
-        exchange=letter.exchange,
-        routing_key=letter.routing_key,
-        queue=letter.queue,
+        exchange="" if is_elsewhere else letter.exchange,
+        routing_key=action.queue if is_elsewhere else letter.routing_key,
+        queue=action.queue if is_elsewhere else letter.queue,
     )
 
 
@@ -144,6 +163,8 @@ class Relay(threading.Thread):
             action_type=ActionType.RETRY_MESSAGE,
             due_at__lte=now,
         ).order_by("due_at", "id")
+        # By a condition of its own, so that a repair that is of no redrive costs no look at any.
+        due = due.filter(Q(redrive__isnull=True) | ~Q(redrive__state__in=HELD_BACK))
         if not due.exists():
             return []
         with transaction.atomic():
@@ -159,6 +180,7 @@ class Relay(threading.Thread):
         letters = [action.letter for action in few]
         with GATE:
             load_messages(letters)
+            redrives = self._redrives_of(few)
         sent: list[UUID] = []
         goes_on = True
         for action in few:
@@ -166,7 +188,11 @@ class Relay(threading.Thread):
                 goes_on = False
                 break
             waiting.popleft()
-            message = self._message_of(action)
+            redrive = redrives.get(action.redrive_id)
+            if redrive is not None and redrive.state in HELD_BACK:
+                self._release([action], delay=timedelta(0))
+                continue
+            message = self._message_of(action, redrive)
             if message is None:
                 continue
             try:
@@ -175,6 +201,7 @@ class Relay(threading.Thread):
                 goes_on = False
                 self._mark_sent(sent)
                 self._refused(action, f"{type(error).__name__}: {error}")
+                self._pause_redrives([action, *waiting], f"{type(error).__name__}: {error}")
                 sent = []
                 break
             sent.append(action.id)
@@ -182,14 +209,34 @@ class Relay(threading.Thread):
         unload_messages(letters)
         return goes_on
 
-    def _message_of(self, action: RepairAction) -> Outgoing | None:
-        """Return what to send, or put the repair off if that cannot be read now."""
+    def _redrives_of(self, actions: list[RepairAction]) -> dict[UUID | None, Redrive]:
+        """Return the redrives of these repairs as they stand now: one may have been paused since they were claimed."""
+        ids = {action.redrive_id for action in actions if action.redrive_id is not None}
+        if not ids:
+            return {}
+        columns = ("id", "state", "changes", "sealed_values")
+        return {redrive.id: redrive for redrive in Redrive.objects.filter(id__in=ids).only(*columns)}
+
+    def _message_of(self, action: RepairAction, redrive: Redrive | None) -> Outgoing | None:
+        """Return what to send, or put the repair off if that cannot be read now; a redrive's counts as failed then."""
         try:
-            return repair_message(action, open_letter_message(action.letter))
-        except OpsError as refusal:
+            changes = changes_of(redrive) if redrive is not None else None
+            return repair_message(action, open_letter_message(action.letter), changes)
+        except (OpsError, NotPatchable, SealError) as refusal:
+            if redrive is not None:
+                with GATE:
+                    fail_unsent(repair_id=action.id, owner=self.owner, text=str(refusal))
+                return None
             # The key or the message went away after planning; it may come back, and the letter shows why it waits.
-            self._release([action], error=refusal.detail, delay=timedelta(seconds=LONGEST_BACKOFF_SECONDS))
+            self._release([action], error=str(refusal), delay=timedelta(seconds=LONGEST_BACKOFF_SECONDS))
             return None
+
+    def _pause_redrives(self, actions: list[RepairAction], trouble: str) -> None:
+        """Pause what the broker does not take: when it comes back, somebody looks before thousands go out."""
+        ids = {action.redrive_id for action in actions if action.redrive_id is not None}
+        if ids:
+            with GATE:
+                pause_by_itself(redrive_ids=ids, code=BROKER_TROUBLE, text=trouble)
 
     def _refused(self, action: RepairAction, trouble: str) -> None:
         """Put off a repair that is not known to be with the broker."""

@@ -50,6 +50,9 @@ logger = logging.getLogger(__name__)
 
 REPAIR_HEADER: Final = "opsconsole_repair"
 """Message header with the id of the repair that sent it."""
+ATTEMPTS_HEADER: Final = "opsconsole_attempts"
+"""Message header of a repair that has one attempt, whatever its task would retry by itself: then it is ``single``."""
+SINGLE: Final = "single"
 CAPTURE_SWITCH: Final = "OPSCONSOLE_CAPTURE"
 """Environment variable; ``off`` keeps every hook out of the worker."""
 RETRIABLE: Final = "retriable"
@@ -61,6 +64,7 @@ _LONGEST_IDENTITY: Final = 255
 _LOG_SECONDS: Final = 60.0
 _REMEMBERED: Final = 1024
 _WRAPPED: Final = "_opsconsole_checks_start"
+_LAST_ATTEMPT: Final = "_opsconsole_last_attempt"
 
 Identity = Callable[[str, Any, Any, Mapping[str, Any]], tuple[str, str, str]]
 """Task name, args or None, kwargs or None, headers -> tenant, actor type, actor id."""
@@ -465,6 +469,10 @@ class Hooks:
             return
         error = reason.exc if isinstance(getattr(reason, "exc", None), BaseException) else reason
         report = report_error(error, task_module=type(sender).__module__)
+        if values.get(_LAST_ATTEMPT):
+            # Nothing was sent, so this was its end.
+            self._report(Kind.FAIL, number, values, who, report, values.get("args"), values.get("kwargs"))
+            return
         self._report(Kind.RETRY, number, values, who, report)
 
     # The start guard
@@ -736,6 +744,7 @@ _NOT_HEADERS: Final = frozenset(
         "utc",
         "_children",
         _WRAPPED,
+        _LAST_ATTEMPT,
     }
 )
 _TRACE_PARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
@@ -791,10 +800,14 @@ def connect(
 
 
 def _check_starts_of(kind: type) -> None:
-    """Let every start of this task class pass the guard first; instances' own ``before_start`` Celery never calls."""
+    """Let every start of this task class pass the guard first; instances' own ``before_start`` Celery never calls.
+
+    Its ``retry`` sends nothing while it carries out a repair that has a single attempt.
+    """
     if _WRAPPED in kind.__dict__:
         return
     own = kind.__dict__.get("before_start")
+    own_retry = kind.__dict__.get("retry")
 
     def before_start(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _connected is not None:
@@ -803,7 +816,25 @@ def _check_starts_of(kind: type) -> None:
             return cast(Any, super(cast(Any, kind), self)).before_start(*args, **kwargs)
         return own.__get__(self, type(self))(*args, **kwargs)
 
+    def retry(self: Any, *args: Any, **kwargs: Any) -> Any:
+        request = self.request
+        is_last = getattr(request, ATTEMPTS_HEADER, None) == SINGLE and bool(getattr(request, REPAIR_HEADER, None))
+        before = request.called_directly
+        if is_last:
+            # What Celery asks before it raises the error that it was given, instead of sending the next attempt. Only
+            # for the time of this call: elsewhere it decides whether a task's own ``__call__`` keeps its request.
+            request.called_directly = True
+            setattr(request, _LAST_ATTEMPT, True)
+        try:
+            if own_retry is None:
+                return cast(Any, super(cast(Any, kind), self)).retry(*args, **kwargs)
+            return own_retry.__get__(self, type(self))(*args, **kwargs)
+        finally:
+            if is_last:
+                request.called_directly = before
+
     kind.before_start = before_start  # type: ignore[attr-defined]
+    kind.retry = retry  # type: ignore[attr-defined]
     setattr(kind, _WRAPPED, True)
 
 

@@ -34,9 +34,7 @@ def changed_keywords(keywords: dict[str, Any], changes: RedriveChanges) -> dict[
         if name in changes.remove:
             continue
         new = changes.rename.get(name, name)
-        if new in patched or (
-            new != name and new in keywords and new not in changes.remove and new not in changes.rename
-        ):
+        if new in patched:
             raise NotPatchable(f"the keyword {new} would be there twice")
         patched[new] = value
     return {**patched, **changes.set}

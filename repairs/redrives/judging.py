@@ -23,6 +23,8 @@ from opsconsole.core.canonical_json import canonical_json
 from opsconsole.core.database import AnyOf, database_now
 from opsconsole.core.errors import OpsError
 from opsconsole.core.redaction import decode_body
+from opsconsole.jobs.errors import JobKindUnknown
+from opsconsole.jobs.kinds import kind_named
 from opsconsole.jobs.models import Job, JobState
 from opsconsole.jobs.tokens import TASK_PREFIX, job_id_of
 from repairs.models import ItemState, Redrive, RedriveClass, RedriveItem, RedriveState
@@ -75,6 +77,14 @@ class LedgerJob(NamedTuple):
 
     kind: str
     state: str
+
+    @property
+    def has_probe(self) -> bool:
+        """Whether its kind can ask the provider what became of it (C13)."""
+        try:
+            return kind_named(self.kind).has_probe
+        except JobKindUnknown:
+            return False
 
 
 class Judge:

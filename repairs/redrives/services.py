@@ -82,8 +82,8 @@ RESUMED = "redrive.resumed"
 CANCELLED = "redrive.cancelled"
 AT_ONCE = 1_000
 """Letters up to which a dry run is made in the request; of more the workers make it."""
-BY_PERSON = "operator"
-"""The pause code of a redrive that a person has paused."""
+BY_PERSON, CANARY_FAILED, JOB_NOT_SERVED = "operator", "canary_failed", "job_not_served"
+"""Codes of pauses: by a person, and two after which it goes on in another way."""
 VALUES_CONTEXT = b"redrive-values"
 PLAIN_FILTER = frozenset(LetterFilter.__dataclass_fields__) - {"text", "states"}
 
@@ -536,7 +536,8 @@ def resume_redrive(
 ) -> RedriveMutation:
     """Let a paused redrive go on, by the grants of ``by`` from now on, and at another ``pace`` if one is given.
 
-    The stop ratio counts anew. A canary that had failed goes on with the jobs that are left of it. Raises
+    The stop ratio counts anew. One whose canary had failed goes on with all the rest, and one that waited for a worker
+    leaves out the jobs that still nobody serves: whoever lets it go on has been told. Raises
     ``RedriveNotFound``, ``AccessDenied``, ``RedriveStanding`` unless it is paused, ``RedriveInvalid`` or
     ``IdempotencyKeyReused``.
     """
@@ -647,13 +648,16 @@ class _Asked:
 
 
 _GOING = (
-    "state", "started_by", "started_by_name", "started_by_user", "pause_code", "pause_text", "paused_by_name",
-    "run_since", "run_settled", "run_failed", "next_due_at",
+    "state", "canary_passed_at", "skips_unserved", "started_by", "started_by_name", "started_by_user", "pause_code",
+    "pause_text", "paused_by_name", "run_since", "run_settled", "run_failed", "next_due_at",
 )  # fmt: skip
 
 
 def _go_on(redrive: Redrive, by: Operator, now: datetime) -> None:
     """Make a redrive run from now on, by the grants of ``by``; the stop ratio counts from here."""
+    if redrive.pause_code == CANARY_FAILED:
+        redrive.canary_passed_at = now
+    redrive.skips_unserved = redrive.pause_code == JOB_NOT_SERVED
     is_canary = redrive.canary_size > 0 and redrive.canary_passed_at is None
     redrive.state = RedriveState.CANARY if is_canary else RedriveState.RUNNING
     redrive.started_by, redrive.started_by_name = by.ref, by.name

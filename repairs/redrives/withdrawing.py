@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from datetime import datetime
+from uuid import UUID
 
+from deadletters.locking import lock_letter
 from deadletters.models import DeadLetter, LetterState
+from grants.service import service
 from incidents.models import Incident
 from opsconsole.core.database import AnyOf, locked
 from repairs.models import ActionState, ActionType, ItemState, Redrive, RedriveItem, RepairAction
+from repairs.settling import fail_repair
+
+CANNOT_BE_SENT = "cannot_be_sent"
 
 
 def withdraw_unsent(redrive: Redrive, now: datetime) -> int:
@@ -37,3 +43,18 @@ def withdraw_unsent(redrive: Redrive, now: datetime) -> int:
     redrive.outstanding_count -= count
     redrive.cancelled_count += count
     return count
+
+
+@service
+def fail_unsent(*, repair_id: UUID, owner: str, text: str) -> bool:
+    """Mark a repair failed whose message cannot be made, unless ``owner`` has lost its lease; its letter waits again.
+
+    A redrive goes on without it; the failed item says why.
+    """
+    letter_id = RepairAction.objects.values_list("letter_id", flat=True).get(id=repair_id)
+    incident, letter = lock_letter(letter_id)
+    action = RepairAction.objects.lock(repair_id)
+    if action.state != ActionState.PLANNED or action.lease_owner != owner:
+        return False
+    fail_repair(action, letter, incident, code=CANNOT_BE_SENT, text=text)
+    return True
