@@ -258,7 +258,6 @@ def _judge(redrive: Redrive, now: datetime) -> None:
         is_sent = not _canary_left(redrive) or not redrive.waiting_count
         if is_sent and not redrive.outstanding_count:
             redrive.state, redrive.canary_passed_at = RedriveState.RUNNING, now
-            redrive.next_due_at = now
     stop = redrive.stop_percent
     if stop is not None and answered >= LEAST_JUDGED and failed * 100 > stop * answered:
         pause(redrive, TOO_MANY_FAILED, f"{failed} of {answered} failed, which is more than {stop} %.", now)

@@ -3,50 +3,25 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 from uuid import uuid4
 
 import pytest
 
 from deadletters.journal.events import ErrorReport
-from deadletters.models import DeadLetter, WorkerNode
 from deadletters.selectors import LetterFilter
 from grants.models import AuditEvent
 from opsconsole.core.database import database_now
 from repairs.errors import RedriveEmpty, RedriveExists, SelectionDrifted, SelectionInvalid
 from repairs.models import ItemState, Redrive, RedriveItem, RedriveState
 from repairs.redrives.requests import RedriveChanges, RedriveSelection
-from repairs.redrives.services import RedriveMutation, create_redrive
+from repairs.redrives.services import RedriveMutation
 from tests import factories
 from tests.cast import Cast
+from tests.repairs.redrives.work import create, letters, worker
 
 pytestmark = pytest.mark.django_db
 
 UNDECLARED = ErrorReport(error_class="shop.errors.OutOfStock", text="out of stock", call_site="shop.mail:send")
-
-
-def worker(**tasks: Any) -> WorkerNode:
-    """A live worker that has ``shop.send_mail(to, order)`` and whatever else is named."""
-    signature = json.dumps({"positional": ["to", "order"], "required": 1})
-    names = {"shop.send_mail": signature, **{name.replace("__", "."): text for name, text in tasks.items()}}
-    now = database_now()
-    return WorkerNode.objects.create(
-        id=f"w-{uuid4()}", source="tests", host="h", pid=1, queues='["celery"]', tasks=json.dumps(names),
-        started_at=now, seen_at=now,
-    )  # fmt: skip
-
-
-def letters(count: int, **fields: Any) -> list[DeadLetter]:
-    return [factories.dead_letter(ago=float(count - number), **fields) for number in range(count)]
-
-
-def whole(tenant: str = "default") -> RedriveSelection:
-    return RedriveSelection(letters=LetterFilter(tenant=tenant, source="tests"))
-
-
-def create(cast: Cast, selection: RedriveSelection | None = None, **fields: Any) -> RedriveMutation:
-    fields.setdefault("key", str(uuid4()))
-    return create_redrive(by=fields.pop("by", cast.ada), selection=selection or whole(), **fields)
 
 
 def classes(made: RedriveMutation) -> dict[str, int]:
