@@ -12,7 +12,6 @@ import threading
 import time
 from collections import deque
 from datetime import datetime, timedelta
-from itertools import islice
 from uuid import UUID
 
 from celery import Celery
@@ -25,6 +24,7 @@ from opsconsole.core.database import database_now, locked
 from opsconsole.core.errors import OpsError
 from opsconsole.core.forking import GATE
 from opsconsole.core.outbox import Outbox, Outgoing
+from opsconsole.core.publishing import Delivery
 from opsconsole.core.sealing import SealError
 from repairs.models import ActionState, ActionType, Redrive, RedriveState, RepairAction
 from repairs.redrives.changing import NotPatchable, changed_body, changed_headers
@@ -37,9 +37,12 @@ from repairs.refusals import LOADED, load_messages, open_letter_message, unload_
 logger = logging.getLogger(__name__)
 
 LEASE = timedelta(seconds=60)
-"""Longer than a page may take, even if the broker hangs at its end (45 s for a Redis without socket timeouts)."""
+"""Longer than a page may take, even if the broker hangs at its end."""
 ANSWER_WITHIN = timedelta(hours=1)
-PAGE = 100
+PAGE = 250
+TOGETHER = 250
+TOGETHER_BYTES = 4 << 20
+"""Messages, and bytes of their bodies, that are sent together and then marked by one statement."""
 PAGE_SECONDS = 10.0
 """After this long the rest of a page is given back: a slow broker must not make us send with a lease that is over."""
 IDLE_SECONDS = 1.0
@@ -47,6 +50,9 @@ LONGEST_BACKOFF_SECONDS = 30.0
 
 
 BROKER_TROUBLE = "broker_trouble"
+OWN_FAULT = frozenset({"message_invalid", "queue_unknown", "exchange_refused", "message_refused"})
+"""What a broker says of one message alone, and would say again."""
+TRIES_IN_REDRIVE = 4
 HELD_BACK = (RedriveState.PAUSED, RedriveState.CANCELLED)
 """States of a redrive in which nothing of it is sent."""
 
@@ -145,7 +151,7 @@ class Relay(threading.Thread):
         ends_at = time.monotonic() + PAGE_SECONDS
         outbox = Outbox(self.app)
         try:
-            while waiting and self._send_few(waiting, outbox, ends_at):
+            while waiting and self._send_some(waiting, outbox, ends_at):
                 pass
             if waiting:
                 # A broker that refuses one refuses the next as well, and may take long to say so.
@@ -174,40 +180,74 @@ class Relay(threading.Thread):
             )
         return list(RepairAction.objects.filter(id__in=ids).select_related("letter").order_by("due_at", "id"))
 
-    def _send_few(self, waiting: deque[RepairAction], outbox: Outbox, ends_at: float) -> bool:
-        """Take a few claimed repairs off the queue, send them and mark them; returns whether to go on."""
-        few = list(islice(waiting, LOADED))
+    def _send_some(self, waiting: deque[RepairAction], outbox: Outbox, ends_at: float) -> bool:
+        """Take some claimed repairs off the queue, send them together and mark them; returns whether to go on."""
+        actions: list[RepairAction] = []
+        messages: list[Outgoing] = []
+        while waiting and len(actions) < TOGETHER and sum(len(one.body) for one in messages) < TOGETHER_BYTES:
+            if self._stop_asked.is_set() or time.monotonic() > ends_at:
+                break
+            for action, message in self._messages_of(waiting, min(LOADED, TOGETHER - len(actions))):
+                actions.append(action)
+                messages.append(message)
+        published = outbox.publish_many(messages, within_seconds=max(ends_at - time.monotonic(), 0.0))
+        told = list(zip(actions, published.deliveries, strict=True))
+        self._mark_sent([action.id for action, delivery in told if delivery.is_sent])
+        failed = [(action, delivery) for action, delivery in told if not delivery.is_sent]
+        goes_on = self._give_back(failed, list(waiting))
+        return goes_on and not self._stop_asked.is_set() and time.monotonic() <= ends_at
+
+    def _messages_of(self, waiting: deque[RepairAction], count: int) -> list[tuple[RepairAction, Outgoing]]:
+        """Take a few repairs off the queue and return the messages of those that are to be sent."""
+        few = [waiting.popleft() for _ in range(min(count, len(waiting)))]
         letters = [action.letter for action in few]
         with GATE:
             load_messages(letters)
             redrives = self._redrives_of(few)
-        sent: list[UUID] = []
-        goes_on = True
+        made = []
         for action in few:
-            if self._stop_asked.is_set() or time.monotonic() > ends_at:
-                goes_on = False
-                break
-            waiting.popleft()
             redrive = redrives.get(action.redrive_id)
             if redrive is not None and redrive.state in HELD_BACK:
                 self._release([action], delay=timedelta(0))
-                continue
-            message = self._message_of(action, redrive)
-            if message is None:
-                continue
-            try:
-                outbox.publish(message)
-            except Exception as error:  # noqa: BLE001  (each transport has its own; all mean "not known to be sent")
-                goes_on = False
-                self._mark_sent(sent)
-                self._refused(action, f"{type(error).__name__}: {error}")
-                self._pause_redrives([action, *waiting], f"{type(error).__name__}: {error}")
-                sent = []
-                break
-            sent.append(action.id)
-        self._mark_sent(sent)
+            elif (message := self._message_of(action, redrive)) is not None:
+                made.append((action, message))
         unload_messages(letters)
-        return goes_on
+        return made
+
+    def _give_back(self, failed: list[tuple[RepairAction, Delivery]], waiting: list[RepairAction]) -> bool:
+        """Put off what is not known to be with the broker; returns whether it takes others.
+
+        What went out unanswered may be there: it is sent again under the same task id, and the start guard lets one of
+        the two begin. Those that were not even tried are only given back.
+        """
+        troubled: list[RepairAction] = []
+        untried: list[RepairAction] = []
+        trouble = ""
+        for action, delivery in failed:
+            text = f"{delivery.code}: {delivery.detail}".rstrip(": ")
+            if delivery.code == "out_of_time" or (trouble and delivery.code == "not_attempted"):
+                untried.append(action)
+            elif delivery.code in OWN_FAULT or (action.redrive_id and action.send_count >= TRIES_IN_REDRIVE):
+                self._cannot_be_sent(action, text)
+            else:
+                trouble = trouble or text
+                troubled.append(action)
+        if troubled:
+            self._refused(troubled, trouble)
+        if untried:
+            self._release(untried, delay=timedelta(seconds=1 if trouble else 0))
+        if trouble:
+            self._pause_redrives([*troubled, *untried, *waiting], trouble)
+        return not trouble and not untried
+
+    def _cannot_be_sent(self, action: RepairAction, text: str) -> None:
+        """The broker will never take this message: put it off, shown; a redrive's has failed with that."""
+        if action.redrive_id is None:
+            delay = min(2.0 ** min(action.send_count + 1, 5), LONGEST_BACKOFF_SECONDS)
+            self._release([action], error=text, delay=timedelta(seconds=delay))
+            return
+        with GATE:
+            fail_unsent(repair_id=action.id, owner=self.owner, text=text)
 
     def _redrives_of(self, actions: list[RepairAction]) -> dict[UUID | None, Redrive]:
         """Return the redrives of these repairs as they stand now: one may have been paused since they were claimed."""
@@ -238,11 +278,13 @@ class Relay(threading.Thread):
             with GATE:
                 pause_by_itself(redrive_ids=ids, code=BROKER_TROUBLE, text=trouble)
 
-    def _refused(self, action: RepairAction, trouble: str) -> None:
-        """Put off a repair that is not known to be with the broker."""
-        delay = min(2.0 ** min(action.send_count + 1, 5), LONGEST_BACKOFF_SECONDS)
+    def _refused(self, actions: list[RepairAction], trouble: str) -> None:
+        """Put off repairs that are not known to be with the broker, the longer the more often that has been tried."""
         self._note("broker", trouble)
-        self._release([action], error=trouble, delay=timedelta(seconds=delay))
+        for tries in sorted({action.send_count for action in actions}):
+            delay = min(2.0 ** min(tries + 1, 5), LONGEST_BACKOFF_SECONDS)
+            alike = [action for action in actions if action.send_count == tries]
+            self._release(alike, error=trouble, delay=timedelta(seconds=delay))
 
     def _mark_sent(self, sent: list[UUID]) -> None:
         """Mark what the broker has, unless somebody put it back or took it over meanwhile.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -19,6 +20,7 @@ from deadletters.models import DeadLetter, SealedMessage
 from grants.models import AuditEvent
 from opsconsole.core.database import database_now
 from opsconsole.core.outbox import Outbox, Outgoing
+from opsconsole.core.publishing import Delivery, Published, not_sent, unknown
 from repairs import relay
 from repairs.models import ActionState, RepairAction
 from repairs.relay import Relay, repair_message
@@ -113,16 +115,16 @@ def test_a_broker_that_refuses_leaves_every_repair_planned_with_the_reason(
         planned(cast, queue=queue)
     sender = Relay(app, source="tests", owner="w")
 
-    def refuse(self: Outbox, outgoing: object) -> None:
-        raise ConnectionRefusedError("nobody listens")
+    def refuse(self: Outbox, messages: Sequence[Outgoing], **_: Any) -> Published:
+        return Published((not_sent("broker_unreachable", "nobody listens"),) * len(messages))
 
     with monkeypatch.context() as patched:
-        patched.setattr(Outbox, "publish", refuse)
+        patched.setattr(Outbox, "publish_many", refuse)
         sender.send_due()
     assert "nobody listens" in sender.trouble
     assert list(RepairAction.objects.values_list("state", flat=True)) == ["planned"] * 3
     assert RepairAction.objects.exclude(lease_owner="").count() == 0
-    assert RepairAction.objects.filter(send_error__contains="nobody listens").count() == 1
+    assert RepairAction.objects.filter(send_error__contains="nobody listens").count() == 3
     RepairAction.objects.update(due_at=database_now())
     assert sender.send_due() == 3
     assert sender.trouble == ""
@@ -130,17 +132,23 @@ def test_a_broker_that_refuses_leaves_every_repair_planned_with_the_reason(
 
 
 def fail_at(number: int, monkeypatch: pytest.MonkeyPatch, then: Any = None) -> None:
-    """Let the broker refuse the message of this number, counted from 0; ``then`` is called before each one."""
-    publish, count = Outbox.publish, iter(range(10_000))
+    """Let the broker be lost at the message of this number, counted from 0; ``then`` is called before each one."""
+    publish, count = Outbox.publish_many, iter(range(10_000))
 
-    def publish_or_fail(self: Outbox, outgoing: Outgoing) -> None:
-        if then is not None:
-            then(outgoing)
-        if next(count) == number:
-            raise ConnectionResetError("gone in the middle")
-        publish(self, outgoing)
+    def publish_or_fail(self: Outbox, messages: Sequence[Outgoing], **options: Any) -> Published:
+        deliveries: list[Delivery] = []
+        for outgoing in messages:
+            if then is not None:
+                then(outgoing)
+            if deliveries and not deliveries[-1].is_sent:
+                deliveries.append(not_sent("not_attempted"))
+            elif next(count) == number:
+                deliveries.append(unknown("connection_lost", "gone in the middle"))
+            else:
+                deliveries += publish(self, [outgoing], **options).deliveries
+        return Published(tuple(deliveries))
 
-    monkeypatch.setattr(Outbox, "publish", publish_or_fail)
+    monkeypatch.setattr(Outbox, "publish_many", publish_or_fail)
 
 
 def test_a_broker_that_fails_in_the_middle_of_a_page_has_sent_what_is_marked_and_no_more(
@@ -149,7 +157,7 @@ def test_a_broker_that_fails_in_the_middle_of_a_page_has_sent_what_is_marked_and
     """Also where the failure comes within a few that are marked together, and some were marked before."""
     queue = f"q-{uuid4()}"
     ids = [planned(cast, queue=queue).new_task_id for _ in range(8)]
-    monkeypatch.setattr(relay, "LOADED", 3)
+    monkeypatch.setattr(relay, "TOGETHER", 3)
     sender = Relay(app, source="tests", owner="w")
     with monkeypatch.context() as patched:
         fail_at(4, patched)
@@ -172,6 +180,7 @@ def test_a_relay_that_is_stopped_gives_the_rest_of_its_page_back(
     for _ in range(4):
         planned(cast, queue=queue)
     sender = Relay(app, source="tests", owner="w")
+    monkeypatch.setattr(relay, "TOGETHER", 1)
     fail_at(-1, monkeypatch, then=lambda _outgoing: sender.stop())
     sender.send_due()
     assert sorted(RepairAction.objects.values_list("state", "lease_owner")) == [*[("planned", "")] * 3, ("sent", "")]
@@ -191,6 +200,7 @@ def test_a_slow_broker_does_not_make_a_page_outlast_its_lease(
         clock[0] += 45
 
     monkeypatch.setattr(relay, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(relay, "TOGETHER", 1)
     fail_at(-1, monkeypatch, then=hang)
     sender = Relay(app, source="tests", owner="w")
     assert [sender.send_due() for _ in range(4)] == [3, 2, 1, 0]
@@ -253,11 +263,7 @@ def test_no_transaction_is_open_while_the_broker_is_talked_to(
     for _ in range(3):
         planned(cast, queue="celery")
     seen: list[tuple[bool, bool]] = []
-    monkeypatch.setattr(
-        Outbox,
-        "publish",
-        lambda _self, _outgoing: seen.append((connection.in_atomic_block, connection.get_autocommit())),
-    )
+    fail_at(-1, monkeypatch, then=lambda _: seen.append((connection.in_atomic_block, connection.get_autocommit())))
     Relay(app, source="tests", owner="w").send_due()
     assert seen == [(False, True)] * 3
 
