@@ -79,6 +79,10 @@ class Delivery:
     def is_sent(self) -> bool:
         return self.outcome is Outcome.SENT
 
+    @property
+    def in_words(self) -> str:
+        return f"{self.code}: {self.detail}".rstrip(": ")
+
 
 SENT = Delivery(Outcome.SENT)
 BROKER_WIDE = frozenset(
@@ -101,7 +105,7 @@ class Published:
     @property
     def trouble(self) -> str:
         """The first thing that went wrong, in words; "" if all was sent."""
-        return next((f"{it.code}: {it.detail}".rstrip(": ") for it in self.deliveries if not it.is_sent), "")
+        return next((delivery.in_words for delivery in self.deliveries if not delivery.is_sent), "")
 
 
 def in_words(error: BaseException) -> str:

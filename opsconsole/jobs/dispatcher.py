@@ -1,9 +1,9 @@
 """The dispatcher: one thread in each worker that has the ledger's tasks; it sends what is due.
 
-It leases due jobs, oldest first, sends their messages with the worker's own app, and leaves the rest in the database
-while enough wait in the queue: the database is the queue, the broker the fast way from there to a worker. Killed
-between leasing and sending, its jobs are sent again once their lease is over; an old message that turns up after all is
-passed over.
+It leases due jobs, oldest first, sends their messages a page at a time with the worker's own app, and leaves the rest
+in the database while enough wait in the queue: the database is the queue, the broker the fast way from there to a
+worker. Killed between leasing and sending, its jobs are sent again once their lease is over; an old message that turns
+up after all is passed over.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
+from datetime import timedelta
 from typing import Any
 
 from celery import Celery
@@ -18,6 +20,7 @@ from django.db import connections
 
 from opsconsole.core.forking import GATE
 from opsconsole.core.outbox import Outbox, Outgoing
+from opsconsole.core.publishing import BROKER_WIDE
 from opsconsole.jobs import ledger
 from opsconsole.jobs.ledger import Dispatched
 from opsconsole.jobs.tokens import SCOPE_HEADER, TASK_PREFIX
@@ -30,6 +33,8 @@ MOST_OUTSTANDING = 500
 IDLE_SECONDS = 1.0
 BUSY_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 10.0
+REFUSED_SECONDS = 30.0
+"""How long a job waits whose own message was refused: due at once, it would head every page."""
 
 
 class Dispatcher(threading.Thread):
@@ -43,7 +48,8 @@ class Dispatcher(threading.Thread):
         self._stop_asked = threading.Event()
         self._outbox = Outbox(app)
         self._heads: dict[str, dict[str, Any]] = {}
-        self._troubles = {"database": "", "broker": ""}
+        self._troubles = {"database": "", "broker": "", "job": ""}
+        self._refused_until = 0.0  # it is told until it has had the time to be tried again
 
     @staticmethod
     def is_wanted(app: Celery) -> bool:
@@ -81,15 +87,16 @@ class Dispatcher(threading.Thread):
 
     def send_due(self) -> int:
         """Send due jobs until none is due or enough wait in the queue; returns how many were sent."""
+        if time.monotonic() > self._refused_until:
+            self._note("job", "")
         sent = 0
         while not self._stop_asked.is_set():
             with GATE:
                 taken = self._take()
             if not taken:
                 break
-            done = self._send(taken)
-            sent += done
-            if done < len(taken):
+            sent += self._send(taken)
+            if self._troubles["broker"]:
                 break
         return sent
 
@@ -100,18 +107,28 @@ class Dispatcher(threading.Thread):
         return ledger.take_due(source=self.source, owner=self.owner, limit=min(PAGE, room))
 
     def _send(self, taken: list[Dispatched]) -> int:
-        """Send a page; what the broker does not take is given back and due again. Returns how many were sent."""
-        for number, job in enumerate(taken):
-            try:
-                self._outbox.publish(self._message(job))
-            except Exception as error:  # noqa: BLE001  (each transport has its own; all mean "not known to be sent")
-                self._note("broker", f"{type(error).__name__}: {error}")
-                self._outbox.close()
-                with GATE:
-                    ledger.give_back([job.token for job in taken[number:]])
-                return number
-        self._note("broker", "")
-        return len(taken)
+        """Send a page; what is not known to be with the broker is given back. Returns how many were sent."""
+        published = self._outbox.publish_many([self._message(job) for job in taken])
+        troubles = {"broker": "", "job": ""}
+        due_again: list[str] = []
+        refused: list[str] = []
+        for job, delivery in zip(taken, published.deliveries, strict=True):
+            if delivery.is_sent:
+                continue
+            is_wide = delivery.code in BROKER_WIDE
+            (due_again if is_wide else refused).append(job.token)
+            what = "broker" if is_wide else "job"
+            troubles[what] = troubles[what] or delivery.in_words
+        self._note("broker", troubles["broker"])
+        if troubles["job"]:
+            self._note("job", troubles["job"])
+            self._refused_until = time.monotonic() + 2 * REFUSED_SECONDS
+        with GATE:
+            if due_again:
+                ledger.give_back(due_again)
+            if refused:
+                ledger.give_back(refused, delay=timedelta(seconds=REFUSED_SECONDS))
+        return published.sent
 
     def _message(self, job: Dispatched) -> Outgoing:
         """Return the message of a dispatch: the job's id, and in a header whose it is."""
