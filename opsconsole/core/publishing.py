@@ -26,6 +26,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import takewhile
 from typing import Any
 
 import amqp
@@ -423,16 +424,25 @@ class Confirmed(Sender):
         super()._begin(count)
         self._refused = {}
 
-    def _goes_alone(self, prepared: Prepared) -> bool:
-        return prepared.exchange not in self._proven
-
-    def _send_alone(self, prepared: Prepared) -> None:
-        if refused := self._refused.get(prepared.exchange):
-            self._deliveries[prepared.number] = refused
-            return
-        self._send_chunk([prepared])
-
     def _send_chunk(self, chunk: list[Prepared]) -> None:
+        while (left := self._undecided(chunk)) and not self.gone:
+            proven = list(takewhile(lambda prepared: prepared.exchange in self._proven, left))
+            self._attempt(proven or left[:1])
+
+    def _undecided(self, chunk: list[Prepared]) -> list[Prepared]:
+        """Return what is still to be sent of a chunk; what goes to a refused exchange is not."""
+        left = []
+        for prepared in chunk:
+            if self._deliveries[prepared.number] is not None:
+                continue
+            if refused := self._refused.get(prepared.exchange):
+                self._deliveries[prepared.number] = refused
+            else:
+                left.append(prepared)
+        return left
+
+    def _attempt(self, chunk: list[Prepared]) -> None:
+        """Publish and wait; what has no delivery afterwards was not begun, as the broker has closed the channel."""
         try:
             self._open()
             for prepared in chunk:
@@ -442,8 +452,6 @@ class Confirmed(Sender):
                     break
                 self._publish(prepared)
             self._wait()
-            if not self._unconfirmed and not self.gone:
-                self._proven.update(prepared.exchange for prepared in chunk)
         except self.connection.channel_errors as error:
             self._channel_closed(error)
         except Exception as error:  # noqa: BLE001  (the client's, the socket's, or TLS's)
@@ -496,6 +504,7 @@ class Confirmed(Sender):
 
     def _on_ack(self, tag: int, multiple: bool) -> None:
         for settled, prepared in self._settled(tag, multiple):
+            self._proven.add(prepared.exchange)
             self._deliveries[prepared.number] = self._returned.pop(settled, SENT)
 
     def _on_nack(self, tag: int, multiple: bool) -> None:
