@@ -30,10 +30,12 @@ from itertools import takewhile
 from typing import Any
 
 import amqp
+import redis
 from amqp.exceptions import FrameSyntaxError
 from celery import Celery
 from kombu import Connection, Producer, Queue
 from kombu.common import maybe_declare
+from kombu.transport import redis as redis_transport
 from kombu.utils.json import dumps
 
 CHUNK = 500
@@ -87,10 +89,13 @@ class Delivery:
 
 SENT = Delivery(Outcome.SENT)
 BROKER_WIDE = frozenset(
-    {"broker_unreachable", "broker_blocked", "connection_lost", "not_confirmed", "out_of_time", "not_attempted"}
-)
+    {
+        "broker_unreachable", "broker_blocked", "broker_refused", "connection_lost", "not_confirmed", "out_of_time",
+        "not_attempted",
+    }
+)  # fmt: skip
 """Codes that are about the broker. The others: message_invalid, queue_unknown, queue_refused, exchange_refused,
-unroutable, nacked, message_refused, broker_refused (all not sent) and channel_closed (unknown)."""
+unroutable, nacked, message_refused (all not sent) and channel_closed (unknown)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,11 +246,16 @@ class Sender:
         except KeyError:
             refused = not_sent("queue_unknown", "the app does not know the queue and may not make it")
         except self.connection.channel_errors as error:
-            refused = not_sent("queue_refused", in_words(error))
+            refused = not_sent(self._code_of(error), in_words(error))
         except Exception as error:  # noqa: BLE001  (each transport has its own; all end the connection's use)
             self.gone = not_sent("broker_unreachable", in_words(error))
         self._queues[name] = refused
         return refused
+
+    @staticmethod
+    def _code_of(error: Exception) -> str:  # noqa: ARG004
+        """Return what a refusal of a queue is about."""
+        return "queue_refused"
 
     def _goes_alone(self, prepared: Prepared) -> bool:  # noqa: ARG002
         return False
@@ -288,11 +298,8 @@ class Pipelined(Sender):
 
         A client that repeats what timed out would send a whole pipeline twice.
         """
-        import redis
-        from kombu.transport import redis as transport
-
         channel: Any = connection.default_channel
-        if not isinstance(channel, transport.Channel) or type(channel)._put is not transport.Channel._put:
+        if not isinstance(channel, redis_transport.Channel) or type(channel)._put is not redis_transport.Channel._put:
             return False
         options = channel.pool.connection_kwargs
         if options.get("retry_on_timeout") or options.get("retry_on_error") or options.get("retry"):
@@ -374,15 +381,21 @@ class Pipelined(Sender):
             self._deliveries[number] = self._judged(answered, expected[number], trouble)
 
     @staticmethod
-    def _judged(answered: list[Exception | None], expected: int, trouble: str) -> Delivery:
+    def _code_of(error: Exception) -> str:
+        """Tell a queue that is no list, or not this user's, from a server that takes nothing (full, or no master)."""
+        is_of_queue = isinstance(error, redis.exceptions.NoPermissionError) or "WRONGTYPE" in str(error)
+        return "queue_refused" if is_of_queue else "broker_refused"
+
+    @classmethod
+    def _judged(cls, answered: list[Exception | None], expected: int, trouble: str) -> Delivery:
         refusals = [answer for answer in answered if answer is not None]
         if len(answered) < expected:
             return unknown("connection_lost", trouble)
         if not refusals:
             return SENT
         if len(refusals) == expected:
-            return not_sent("broker_refused", in_words(refusals[0]))
-        return unknown("broker_refused", in_words(refusals[0]))
+            return not_sent(cls._code_of(refusals[0]), in_words(refusals[0]))
+        return unknown(cls._code_of(refusals[0]), in_words(refusals[0]))
 
 
 class Confirmed(Sender):

@@ -18,6 +18,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import kombu
@@ -419,9 +420,33 @@ def test_a_redis_that_refuses_has_refused_what_it_refused(redis_url: str, names:
     result = outbox.publish_many([outgoing((queue, broken)[number % 2], number) for number in range(6)])
     assert {it.outcome for it in result.deliveries[1::2]} == {Outcome.NOT_SENT}
     outbox.close()
-    assert outcomes(result) == ["sent", "broker_refused"] * 3
+    assert outcomes(result) == ["sent", "queue_refused"] * 3
     assert "WRONGTYPE" in result.trouble
     assert numbers(redis_url, queue) == [-1, 0, 2, 4]
+    app.close()
+
+
+def test_a_redis_without_rights_or_memory_says_which(redis_url: str, names: Callable[[], str]) -> None:
+    """A queue that is another user's is the message's own trouble, a server that takes no writes everybody's."""
+    queue, forbidden = names(), names()
+    user = f"opsconsole-test-{uuid4().hex}"
+    allowed = (f"~{queue}*", f"~_kombu.binding*{queue}", f"~_kombu.binding*{forbidden}")
+    with redis.Redis.from_url(redis_url) as client:
+        client.execute_command("ACL", "SETUSER", user, "on", ">secret", "+@all", *allowed)
+        try:
+            parts = urlsplit(redis_url)
+            address = f"{parts.hostname}:{parts.port or 6379}"
+            app = app_on(parts._replace(netloc=f"{user}:secret@{address}").geturl())
+            outbox = Outbox(app)
+            result = outbox.publish_many([outgoing((queue, forbidden)[number % 2], number) for number in range(4)])
+            assert outcomes(result) == ["sent", "queue_refused"] * 2
+            assert "queue_refused" not in BROKER_WIDE
+            outbox.close()
+        finally:
+            client.execute_command("ACL", "DELUSER", user)
+    assert numbers(redis_url, queue) == [0, 2]
+    full = redis.exceptions.OutOfMemoryError("command not allowed when used memory > 'maxmemory'.")
+    assert Pipelined._code_of(full) in BROKER_WIDE
     app.close()
 
 
