@@ -9,16 +9,18 @@ from incidents.models import Incident
 from opsconsole.jobs.models import Job
 from repairs.admin.incidents import RepairableIncidentAdmin
 from repairs.admin.jobs import JobAdmin
+from repairs.admin.redrives import RedriveAdmin
 from repairs.admin.repairs import RepairActionAdmin
 from repairs.admin.selected import SelectableLetterAdmin
 from repairs.admin.sweeps import ReconciliationRunAdmin
-from repairs.models import ReconciliationRun, RepairAction
+from repairs.models import ReconciliationRun, Redrive, RepairAction
 
 ADMINS: dict[Any, Any] = {
     Incident: RepairableIncidentAdmin,
     DeadLetter: SelectableLetterAdmin,
     Job: JobAdmin,
     RepairAction: RepairActionAdmin,
+    Redrive: RedriveAdmin,
     ReconciliationRun: ReconciliationRunAdmin,
 }
 """What the console registers; nothing is registered on Django's default site."""

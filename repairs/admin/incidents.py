@@ -62,6 +62,7 @@ from repairs.admin.words import (
     in_words,
     is_held_by_another,
     letter_url,
+    plan_url,
     renewed_after,
     repair_rows,
     repair_runs,
@@ -224,8 +225,8 @@ class RepairableIncidentAdmin(SelectableIncidentAdmin):
     # -- page ----------------------------------------------------------------------------------------------------------
 
     def button_actions(self) -> tuple[Action, ...]:
-        """Ask about retrying as well."""
-        return (*super().button_actions(), Action.DEAD_LETTERS_RETRY)
+        """Ask about retrying as well, one by one and as a redrive."""
+        return (*super().button_actions(), Action.DEAD_LETTERS_RETRY, Action.REDRIVE_RUN)
 
     def incident_context(self, request: HttpRequest, incident: Incident) -> dict[str, Any]:
         """Add what is known of the incident's jobs and their repairs."""
@@ -428,7 +429,16 @@ class RepairableIncidentAdmin(SelectableIncidentAdmin):
                 hint=f"Sends {letter_name(first)}" if first is not None else "",
             )
         )
-        if not is_alone:
+        if counted.retriable > MOST_LETTERS and Action.REDRIVE_RUN in may:
+            buttons.bar.append(
+                Button(
+                    label=f"Retry all {count}…",
+                    url=plan_url(incident, site=self.admin_site.name),
+                    is_primary=is_taken and not is_awaited and has_succeeded,
+                    hint="As a redrive: a dry run first, then at a pace that you choose",
+                )
+            )
+        elif not is_alone:
             at_once = has_succeeded and judged.asks_nothing and not is_held_by_another(incident, by)
             buttons.bar.append(
                 Button(

@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
+from urllib.parse import urlencode
+from uuid import UUID
 
 from django import forms
 from django.urls import reverse
@@ -114,6 +116,17 @@ def in_words(refusal: OpsError) -> OpsError:
         return refusal
     standing = str(refusal.fields["standing"])
     return JobOvertaken(standing=STANDING_WORDS.get(standing, standing))
+
+
+def incident_url(incident_id: UUID, *, site: str) -> str:
+    """Return the address of an incident's page."""
+    return reverse("admin:ops_incidents_incident_page", args=[incident_id], current_app=site)
+
+
+def plan_url(incident: Incident, *, site: str) -> str:
+    """Return where a redrive of every job of an incident is planned."""
+    planned = reverse("admin:ops_repairs_redrive_plan", current_app=site)
+    return f"{planned}?{urlencode({'incident': incident.id})}"
 
 
 def renewed_after(newest: datetime | None, now: datetime | None = None) -> int:

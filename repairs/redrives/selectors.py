@@ -165,6 +165,18 @@ def list_items(
     Raises ``RedriveNotFound``, audited, for one not visible, or ``InvalidFields``.
     """
     redrive = _find(operator, redrive_id)
+    return items_of(redrive, item_class=item_class, state=state, limit=limit, cursor=cursor)
+
+
+def items_of(
+    redrive: Redrive,
+    *,
+    item_class: str | None = None,
+    state: str | None = None,
+    limit: int = 100,
+    cursor: str | None = None,
+) -> Page[RedriveItem]:
+    """Do what ``list_items`` does, for who is known to see the redrive."""
     rows = RedriveItem.objects.filter(redrive=redrive).select_related("letter", "letter__incident", "repair")
     if item_class is not None:
         if item_class not in CLASSES:
@@ -176,7 +188,7 @@ def list_items(
         rows = rows.filter(state=state)
     # Whoever may see the redrive may see each of its jobs: it has the tenant of all and the actor, if there is but one.
     source: Source[RedriveItem] = Source(rows, ("position",))
-    return read_page(f"redrive:{redrive_id.hex}:{item_class}:{state}", [[source]], limit=limit, cursor=cursor)
+    return read_page(f"redrive:{redrive.id.hex}:{item_class}:{state}", [[source]], limit=limit, cursor=cursor)
 
 
 def redrive_samples(operator: Operator, redrive_id: UUID, *, count: int = SAMPLES) -> list[RedriveSample]:
@@ -184,7 +196,11 @@ def redrive_samples(operator: Operator, redrive_id: UUID, *, count: int = SAMPLE
 
     At most ``count`` of each of ten tasks. Raises ``RedriveNotFound``, audited, for one not visible.
     """
-    redrive = _find(operator, redrive_id)
+    return samples_of(_find(operator, redrive_id), count=count)
+
+
+def samples_of(redrive: Redrive, *, count: int = SAMPLES) -> list[RedriveSample]:
+    """Do what ``redrive_samples`` does, for who is known to see the redrive."""
     try:
         changes = changes_of(redrive)
     except SealError:

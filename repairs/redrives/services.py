@@ -137,6 +137,15 @@ def create_redrive(
     return replace(made, state=Redrive.objects.values_list("state", flat=True).get(id=made.redrive_id))
 
 
+def count_selected(*, by: Operator, selection: RedriveSelection) -> int:
+    """Return how many letters a redrive of ``selection`` would freeze now, for a page that asks.
+
+    Raises what ``create_redrive`` raises of a selection.
+    """
+    selection.check()
+    return _choose(selection, by).letters.count()
+
+
 def retry_failed_items(
     *,
     redrive_id: UUID,

@@ -20,6 +20,8 @@ from grants.models import AuditEvent, ScopeUserGrant, Verdict
 from grants.services import create_token
 from opsconsole.console.site import site
 from repairs.reconciliation.running import run_scheduled
+from repairs.redrives.requests import RedriveSelection
+from repairs.redrives.services import create_redrive
 from repairs.services import retry_letter
 from tests.admin.conftest import SignIn
 from tests.admin.tools import text_of
@@ -47,6 +49,7 @@ class World:
     job: str
     run: str
     entry: int
+    redrive: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +105,16 @@ def a_list(slug: str, *needs: Action) -> Page:
 
 def for_everyone(path: str) -> Page:
     return Page(path=lambda _: path, nobody=200, other=200)
+
+
+def of_redrive(suffix: str = "", needs: tuple[Action, ...] = ()) -> Page:
+    return Page(
+        path=lambda world: f"/ops/redrives/{world.redrive}/{suffix}",
+        missing=lambda _: f"/ops/redrives/{MISSING}/{suffix}",
+        nobody=404,
+        other=404,
+        needs=needs,
+    )
 
 
 RETRY = (Action.DEAD_LETTERS_RETRY,)
@@ -167,6 +180,15 @@ PAGES: dict[str, Page] = {
         other=404,
         needs=RETRY,
     ),
+    "ops_repairs_redrive_changelist": a_list("redrives"),
+    "ops_repairs_redrive_plan": Page(
+        path=lambda _: "/ops/redrives/plan/", nobody=403, other=403, needs=(Action.REDRIVE_RUN,)
+    ),
+    "ops_repairs_redrive_page": of_redrive(),
+    **{
+        f"ops_repairs_redrive_{name.replace('-', '_')}": of_redrive(f"{name}/", (Action.REDRIVE_RUN,))
+        for name in ("approve", "start", "pause", "resume", "cancel", "retry-failed")
+    },
     "ops_jobs_job_changelist": a_list("jobs"),
     "ops_jobs_job_page": of_job(),
     "ops_jobs_job_payload": of_job("payload/", (Action.PAYLOADS_READ,)),
@@ -232,6 +254,7 @@ def world(cast: Cast) -> World:
         by=cast.ada, name="nightly", actions=[Action.INSPECT], tenant="*", expires_at=now + seconds(99), key="token"
     )
     WorkerNode.objects.create(id="w1", source="tests", host="h1", pid=1, started_at=now, seen_at=now)
+    planned = create_redrive(by=cast.ada, key="redrive", selection=RedriveSelection(letter_ids=(dead_letter().id,)))
     swept = run_scheduled("retention")
     assert swept is not None
     return World(
@@ -245,6 +268,7 @@ def world(cast: Cast) -> World:
         node="w1",
         job=str(job().id),
         run=str(swept.id),
+        redrive=str(planned.redrive_id),
         entry=PeriodicTask.objects.get(name="opsconsole: stale leases").pk,
     )
 
@@ -349,7 +373,7 @@ def test_only_active_staff_may_sign_in(missing: str, cast: Cast, django_user_mod
 
 def test_the_menu_holds_only_what_can_be_opened(cast: Cast, sign_in: SignIn) -> None:
     entries = {
-        "Incidents", "Failed jobs", "Job ledger", "Repairs", "Sweeps", "Schedule", "Workers", "Audit", "Permissions",
+        "Incidents", "Failed jobs", "Job ledger", "Repairs", "Redrives", "Sweeps", "Schedule", "Workers", "Audit",
         "API tokens",
     }  # fmt: skip
     seen = {

@@ -34,6 +34,7 @@ QUERIES = {
     "/ops/incidents/": 8,
     "/ops/dead-letters/": 8,  # the tabs are counted, the messages opened and one's own views looked at
     "/ops/repairs/": 5,
+    "/ops/redrives/": 5,
     "/ops/jobs/": 5,
     "/ops/audit/": 6,  # one of them writes down that it was read
     "/ops/workers/": 4,
