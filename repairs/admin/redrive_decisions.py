@@ -110,8 +110,8 @@ class RedriveDecisions(OperatorAdmin):
             if refusal.status in (401, 403, 404):
                 raise
             return self.confirm(request, self._plan(request, selection, name, form), refusal=refusal)
-        is_one = made.total == 1
-        text = f"{jobs_words(made.total)} {'is' if is_one else 'are'} frozen as a redrive; nothing is sent before it is started"
+        frozen = f"{jobs_words(made.total)} {'is' if made.total == 1 else 'are'} frozen as a redrive"
+        text = f"{frozen}; nothing is sent before it is started"
         messages.success(request, f"{text}{again(made.idempotent_replay)}")
         return HttpResponseRedirect(self.url("page", made.redrive_id))
 

@@ -18,10 +18,11 @@ from uuid import UUID
 from django.db.models import QuerySet
 
 from deadletters import conf as letters_conf
+from deadletters.listing import STANDINGS
 from deadletters.models import DeadLetter, LetterState
 from deadletters.querysets import DeadLetterQuerySet
 from deadletters.search import search_letters
-from deadletters.selectors import STANDINGS, LetterFilter
+from deadletters.selectors import LetterFilter
 from grants import audit
 from grants.access import Capability, authorise, find_capability
 from grants.actions import Action
