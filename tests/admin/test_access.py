@@ -374,7 +374,7 @@ def test_only_active_staff_may_sign_in(missing: str, cast: Cast, django_user_mod
 def test_the_menu_holds_only_what_can_be_opened(cast: Cast, sign_in: SignIn) -> None:
     entries = {
         "Incidents", "Failed jobs", "Job ledger", "Repairs", "Redrives", "Sweeps", "Schedule", "Workers", "Audit",
-        "API tokens",
+        "Permissions", "API tokens",
     }  # fmt: skip
     seen = {
         name: {entry["label"] for entry in sign_in(operator).get("/ops/").context["menu"]}
