@@ -1,7 +1,8 @@
 """``python -m tests``: the whole suite on SQLite and on PostgreSQL, which is what ``make test`` runs.
 
-Both run at the same time, since each waits more than it computes; they share no database, queue, port or file. Further
-arguments go to either pytest. Succeeds if both do, and says at the end how each ended.
+What touches the database runs on both, and what does not runs once: three runs at the same time, since each waits more
+than it computes. They share no database, queue, port or file. Further arguments go to every pytest. Succeeds if all do,
+and says at the end how each ended.
 """
 
 from __future__ import annotations
@@ -50,7 +51,13 @@ def run_side_by_side(commands: Mapping[str, Sequence[str]]) -> dict[str, int]:
 
 def main() -> int:
     pytest = [sys.executable, "-m", "pytest", *sys.argv[1:]]
-    codes = run_side_by_side({"sqlite": pytest, "postgresql": [*pytest, "--database", "postgresql"]})
+    codes = run_side_by_side(
+        {
+            "sqlite": [*pytest, "--database", "sqlite", "--part", "database"],
+            "postgresql": [*pytest, "--database", "postgresql", "--part", "database"],
+            "no database": [*pytest, "--part", "rest"],
+        }
+    )
     print("exit codes: " + ", ".join(f"{name} {code}" for name, code in codes.items()), flush=True)
     return 1 if any(codes.values()) else 0
 

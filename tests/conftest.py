@@ -40,17 +40,27 @@ MARK_OF_FIXTURE = {"redis_url": "broker", "rabbitmq_url": "broker", "chromium": 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give each test the mark of what it uses, and do not repeat on PostgreSQL what is the same there."""
+    """Give each test the mark of what it uses, and leave out what is of another run (see ``--part``).
+
+    What is the same on every database is never repeated on PostgreSQL.
+    """
     for item in items:
         for name in getattr(item, "fixturenames", ()):
             if name in MARK_OF_FIXTURE:
                 # So that -m "not broker" leaves out exactly what needs one.
                 item.add_marker(MARK_OF_FIXTURE[name])
-    if config.getoption("database") == "postgresql":
-        same = [item for item in items if is_the_same_everywhere(item)]
-        config.stash[LEFT_OUT] = len(same)
-        config.hook.pytest_deselected(items=same)
-        items[:] = [item for item in items if not is_the_same_everywhere(item)]
+    part = config.getoption("part")
+    if part == "all" and config.getoption("database") == "postgresql":
+        part = "database"
+    if part == "all":
+        return
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        (kept if is_the_same_everywhere(item) == (part == "rest") else left_out).append(item)
+    config.stash[LEFT_OUT] = len(left_out)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = kept
 
 
 def is_the_same_everywhere(item: pytest.Item) -> bool:
@@ -66,11 +76,8 @@ def is_the_same_everywhere(item: pytest.Item) -> bool:
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     left_out = config.stash.get(LEFT_OUT, 0)
-    return (
-        [f"left out {left_out} tests that are the same on every database: the run on SQLite has them"]
-        if left_out
-        else []
-    )
+    what = "touch the database" if config.getoption("part") == "rest" else "are the same on every database"
+    return [f"left out {left_out} tests that {what}: another run has them"] if left_out else []
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

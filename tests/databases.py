@@ -1,4 +1,4 @@
-"""A pytest plugin: ``--database sqlite|postgresql`` chooses on which database the whole suite runs.
+"""A pytest plugin: ``--database sqlite|postgresql`` chooses on which database the suite runs, ``--part`` what of it.
 
 It is loaded by ``-p`` in pyproject.toml and not a conftest, because pytest-django reads the settings, and with them the
 database, before it looks at any conftest.
@@ -27,7 +27,14 @@ _cleanups: list[Callable[[], object]] = []
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.getgroup("opsconsole").addoption(
+    group = parser.getgroup("opsconsole")
+    group.addoption(
+        "--part",
+        choices=("all", "database", "rest"),
+        default="all",
+        help="what to run: all of it (default), what touches the database, or what is the same on every database",
+    )
+    group.addoption(
         "--database",
         choices=("sqlite", "postgresql"),
         default="sqlite",

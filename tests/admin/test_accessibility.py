@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 browser_test = pytest.mark.browser
+# No page is marked up otherwise on another database, and to look at all of them takes minutes.
+pytestmark = pytest.mark.once
 SIZES = {"wide": (1360, 900), "phone": (390, 844)}
 OTHER_WIDTHS = (320, 820, 1023, 1024)
 """320 is what a wide page becomes when it is magnified four times (WCAG 1.4.10)."""
