@@ -3,7 +3,7 @@
     python -m benchmarks.lists [--tasks 1000000]
 
 A fifth as many incidents; one of them has 50,000 of the jobs, and one job has a traceback of 30 MB. Each job has its
-message and its failure, as a recorder writes them. A page is the whole answer, from the request to its last byte, with
+message, as it says of itself. A page is the whole answer, from the request to its last byte, with
 a test client: template and queries, no network. Beside the first page of a list stand the one in its middle and one
 near its end. The statements of the API's lists are timed by themselves, from being sent to their last row.
 """
@@ -38,9 +38,11 @@ SELECT {values} FROM ops_deadletters_deadletter AS l, generate_series(1, %(count
 JOIN numbered AS i ON i.place = CASE WHEN nth <= %(large)s THEN 0 ELSE nth %% %(incidents)s END
 WHERE l.id = %(id)s
 """
-COPIES = """
-WITH one AS MATERIALIZED (SELECT * FROM {table} WHERE letter_id = %(id)s)
-INSERT INTO {table} ({columns}) SELECT {values} FROM one, ops_deadletters_deadletter AS l WHERE l.id <> %(id)s
+MESSAGES = """
+WITH one AS MATERIALIZED (SELECT * FROM ops_deadletters_sealedmessage WHERE letter_id = %(id)s)
+INSERT INTO ops_deadletters_sealedmessage (letter_id, blob, key_id, digest, stored_at)
+SELECT l.id, one.blob, one.key_id, one.digest, one.stored_at
+FROM one, ops_deadletters_deadletter AS l WHERE l.id <> %(id)s
 """
 COUNTS = """
 UPDATE ops_incidents_incident AS i SET letter_count = c.all, occurrence_count = c.all,
@@ -56,7 +58,7 @@ def fill(count: int, *, indexed: bool = True) -> Any:
     from django.db import connection, transaction
 
     from deadletters import search
-    from deadletters.models import DeadLetter, Occurrence, SealedMessage
+    from deadletters.models import DeadLetter
     from deadletters.recorder import record_failures
     from incidents.models import Incident
     from opsconsole.core.database import database_now
@@ -97,10 +99,6 @@ def fill(count: int, *, indexed: bool = True) -> Any:
         "closed_at": "CASE WHEN nth <= %(large)s OR nth %% 20 = 0 THEN NULL ELSE now() END",
         "last_seen_at": "now() - nth * interval '1 second'",
     }
-    of_failure = {
-        "id": "gen_random_uuid()", "letter_id": "l.id", "tenant": "l.tenant", "task_id": "l.task_id",
-        "delivery": "l.task_id || ':0'", "happened_at": "l.last_seen_at",
-    }  # fmt: skip
     with connection.cursor() as cursor:
         columns = [field.column for field in Incident._meta.concrete_fields]
         values = ", ".join(of_incident.get(column, column) for column in columns)
@@ -115,12 +113,7 @@ def fill(count: int, *, indexed: bool = True) -> Any:
             {"count": count - 1, "large": LARGE, "incidents": incidents, "id": letter.id},
         )
         cursor.execute(COUNTS)
-        # What a job has beside its row: the message that a retry sends, and its failure.
-        for model, columns_of in ((SealedMessage, {"letter_id": "l.id"}), (Occurrence, of_failure)):
-            columns = [field.column for field in model._meta.concrete_fields]
-            values = ", ".join(columns_of.get(column, f"one.{column}") for column in columns)
-            statement = COPIES.format(table=model._meta.db_table, columns=", ".join(columns), values=values)
-            cursor.execute(statement, {"id": letter.id})
+        cursor.execute(MESSAGES, {"id": letter.id})
         cursor.execute("INSERT INTO ops_deadletters_tracebacktext VALUES ('large', repeat('x', %s))", [TRACEBACK_BYTES])
         cursor.execute("UPDATE ops_deadletters_occurrence SET traceback_id = 'large' WHERE letter_id = %s", [letter.id])
         search.install(connection, wanted=indexed)

@@ -23,6 +23,7 @@ from django.core.management import call_command  # noqa: E402
 from django.db import connections  # noqa: E402
 from django.db.models import Sum  # noqa: E402
 from django.test import Client  # noqa: E402
+from django_celery_beat.models import IntervalSchedule, PeriodicTask  # noqa: E402
 
 from deadletters.drainer import COUNTED  # noqa: E402
 from deadletters.models import DeadLetter, Occurrence, TaskMinute, WorkerNode  # noqa: E402
@@ -35,8 +36,9 @@ from opsconsole.celery import app  # noqa: E402
 from opsconsole.core.database import database_now  # noqa: E402
 from opsconsole.jobs.models import Job  # noqa: E402
 from opsconsole.jobs.services import enqueue  # noqa: E402
-from repairs.models import RepairAction  # noqa: E402
+from repairs.models import ReconciliationRun, RepairAction  # noqa: E402
 from repairs.reconciliation.running import run_scheduled  # noqa: E402
+from repairs.reconciliation.schedule import TASK, kind_of_entry  # noqa: E402
 from repairs.services import retry_incident  # noqa: E402
 
 USER = "e2e"
@@ -141,9 +143,10 @@ def retry(incident: str, expected_count: int) -> dict[str, Any]:
     }
 
 
-def retry_over_rest(incident: str, expected_count: int) -> dict[str, Any]:
+def token() -> str:
+    """Return the secret of a new API token that may do everything."""
     operator()
-    token = create_token(
+    made = create_token(
         by=Operator.from_user(user_named(USER)),
         name="e2e",
         actions=set(Action),
@@ -151,11 +154,15 @@ def retry_over_rest(incident: str, expected_count: int) -> dict[str, Any]:
         expires_at=database_now().replace(year=2099),
         key=str(uuid4()),
     )
+    return str(made.plain)
+
+
+def retry_over_rest(incident: str, expected_count: int) -> dict[str, Any]:
     answer = Client().post(
         f"/api/v1/incidents/{incident}/retry",
         data=json.dumps({"all": True, "expected_count": expected_count, "provider_checked": True}),
         content_type="application/json",
-        headers={"Authorization": f"Bearer {token.plain}", "Idempotency-Key": str(uuid4()), "Host": "localhost"},
+        headers={"Authorization": f"Bearer {token()}", "Idempotency-Key": str(uuid4()), "Host": "localhost"},
     )
     return {"status": answer.status_code, "body": answer.json()}
 
@@ -187,6 +194,20 @@ def sweep(kind: str) -> dict[str, Any]:
     return {} if run is None else {"state": run.state, "repaired": run.repaired_count}
 
 
+def sweep_every(kind: str, seconds: int) -> None:
+    """Have beat run this sweep so often, and no other."""
+    every, _ = IntervalSchedule.objects.get_or_create(every=seconds, period=IntervalSchedule.SECONDS)
+    for entry in PeriodicTask.objects.filter(task=TASK):
+        entry.enabled = kind_of_entry(entry) == kind
+        entry.interval, entry.queue = every, settings.OPSCONSOLE_QUEUE
+        entry.save()
+
+
+def sweeps(kind: str) -> list[str]:
+    """Return the states of the runs of a sweep, oldest first."""
+    return list(ReconciliationRun.objects.filter(kind=kind).order_by("id").values_list("state", flat=True))
+
+
 def balance() -> dict[str, int]:
     """Return the sums of the balance line: what was received, and how it ended."""
     sums = TaskMinute.objects.filter(source=source()).aggregate(**{name: Sum(name) for name in COUNTED})
@@ -202,7 +223,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
         send, letters, count_letters, incidents, repairs, retry, retry_over_rest, retry_over_cli, balance, nodes,
-        write_jobs, jobs, sweep,
+        write_jobs, jobs, sweep, sweep_every, sweeps, token,
     )
 }  # fmt: skip
 

@@ -81,6 +81,24 @@ class Worker:
         self.kill()
 
 
+class Process:
+    """Another part of the installation, in a session of its own like a worker."""
+
+    def __init__(self, installation: Installation, name: str, *command: str) -> None:
+        self.log = installation.folder / f"{name}-{uuid4().hex[:8]}.log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, *command],
+                cwd=ROOT, env=installation.environment, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+
+    def kill(self) -> None:
+        """Kill it with all its children at once, as a host that loses power does."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
 class Desk:
     """The process of ``tests.e2e.desk``."""
 
@@ -136,6 +154,7 @@ class Installation:
             **more,
         }
         self.workers: list[Worker] = []
+        self.processes: list[Process] = []
         self._desk: Desk | None = None
 
     @property
@@ -164,6 +183,12 @@ class Installation:
         if wait:
             worker.wait_until_ready()
         return worker
+
+    def start(self, name: str, *command: str) -> Process:
+        """Start a part that is no worker."""
+        started = Process(self, name, *command)
+        self.processes.append(started)
+        return started
 
     def heal(self) -> None:
         """From now on every job succeeds."""
@@ -199,6 +224,8 @@ class Installation:
         return "\n".join(f"{worker.log}: {worker.text[-3_000:]}" for worker in self.workers)
 
     def close(self) -> None:
+        for process in self.processes:
+            process.kill()
         for worker in self.workers:
             worker.kill()  # a warm shutdown takes seconds, and what they are for is over
         if self._desk is not None:
