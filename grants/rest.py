@@ -201,6 +201,17 @@ class OpsView(APIView):
         body = parse_body(operation.body, request.data) if operation.body is not None else {}
         return Call(request=request, operator=operator_of(request), query=query, body=body, key=key)
 
+    def mutation_of(self, call: Call, **target: UUID) -> dict[str, Any]:
+        """Return what every service that changes one target is called with: it, who, key, version, and the body."""
+        (target_id,) = target.values()
+        return {
+            **target,
+            **call.body,
+            "by": call.operator,
+            "key": call.key,
+            "version": self.expected_version(target_id),
+        }
+
     def expected_version(self, target_id: UUID) -> int | None:
         """Return which version of ``target_id`` the request wants to change, None for any."""
         self.matched_target = target_id

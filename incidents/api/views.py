@@ -67,15 +67,7 @@ class Acknowledge(OpsView):
     )
     def post(self, call: Call, incident_id: UUID) -> Answer:
         """Make yourself its holder. What somebody has already stays theirs unless `take_over` is true."""
-        return _changed(
-            services.acknowledge_incident(
-                incident_id=incident_id,
-                by=call.operator,
-                key=call.key,
-                version=self.expected_version(incident_id),
-                **call.body,
-            )
-        )
+        return _changed(services.acknowledge_incident(**self.mutation_of(call, incident_id=incident_id)))
 
 
 class Release(OpsView):
@@ -87,11 +79,7 @@ class Release(OpsView):
     )
     def post(self, call: Call, incident_id: UUID) -> Answer:
         """Nobody has it then, and it is open again. Its holder may do so, and whoever may acknowledge it."""
-        return _changed(
-            services.release_incident(
-                incident_id=incident_id, by=call.operator, key=call.key, version=self.expected_version(incident_id)
-            )
-        )
+        return _changed(services.release_incident(**self.mutation_of(call, incident_id=incident_id)))
 
 
 class Resolve(OpsView):
@@ -110,15 +98,7 @@ class Resolve(OpsView):
     )
     def post(self, call: Call, incident_id: UUID) -> Answer:
         """While jobs are unrepaired, `unrepaired` names their number, and `incidents.close-unrepaired` is needed."""
-        return _changed(
-            services.resolve_incident(
-                incident_id=incident_id,
-                by=call.operator,
-                key=call.key,
-                version=self.expected_version(incident_id),
-                **call.body,
-            )
-        )
+        return _changed(services.resolve_incident(**self.mutation_of(call, incident_id=incident_id)))
 
 
 def _changed(mutation: IncidentMutation) -> Answer:

@@ -13,15 +13,15 @@ from django.template.response import TemplateResponse
 
 from deadletters.admin import letter_name, letter_words
 from grants.actions import Action
-from grants.pages import Confirmation, OperatorAdmin, Section, allowed, operator_of, require, require_readable
+from grants.pages import OperatorAdmin, allowed, operator_of, require, require_readable
 from incidents.admin import TenantFilter, incident_name
 from opsconsole.core.admin import Cell, ChoiceFilter, Pill, TextFilter, when
-from opsconsole.core.errors import OpsError
 from opsconsole.jobs.errors import JobNotFound
 from opsconsole.jobs.models import DUE, UNFINISHED, Job, JobState
-from repairs.admin.words import ReasonForm, letter_url
+from repairs.admin.payloads import reveal
+from repairs.admin.words import letter_url
 from repairs.jobs import JobPage, job_page
-from repairs.payloads import read_job_payload
+from repairs.payloads import JobPayload, read_job_payload
 
 STATE_WORDS = {
     JobState.PENDING: "Waiting",
@@ -186,30 +186,19 @@ class JobAdmin(OperatorAdmin):
         by = operator_of(request)
         require(by, Action.PAYLOADS_READ, job.resource, JobNotFound())
         name, page = job_name(job), self.url("page", job.id)
-        form = ReasonForm(request.POST or None)
-        if request.method != "POST" or not form.is_valid():
-            section = Section(
-                heading="Nothing in it is redacted",
-                tone="warn",
-                text="It may hold what belongs to people. It is shown once, on the next page, and not kept by it.",
-            )
-            asked = Confirmation(
-                title=f"Reveal the payload of {name}?",
-                submit="Reveal it",
-                cancel_url=page,
-                sections=[section],
-                form=form,
-            )
-            return self.confirm(request, asked, status=400 if request.method == "POST" else 200)
-        try:
-            payload = read_job_payload(job_id=job.id, by=by, reason=form.cleaned_data["reason"])
-        except OpsError as refusal:
-            if refusal.status in (401, 403, 404):
-                raise
-            asked = Confirmation(title=f"The payload of {name} can't be shown", submit="", cancel_url=page)
-            return self.confirm(request, asked, refusal=refusal)
-        context = self.page_context(request, f"Payload of {name}", text=_readable(payload.text), back_url=page)
-        return TemplateResponse(request, "ops/job_payload.html", context)
+
+        def show(payload: JobPayload) -> HttpResponse:
+            context = self.page_context(request, f"Payload of {name}", text=_readable(payload.text), back_url=page)
+            return TemplateResponse(request, "ops/job_payload.html", context)
+
+        return reveal(
+            self,
+            request,
+            name=name,
+            page=page,
+            show=show,
+            read=lambda reason: read_job_payload(job_id=job.id, by=by, reason=reason),
+        )
 
 
 def _facts(job: Job) -> list[tuple[str, str]]:

@@ -39,10 +39,10 @@ from opsconsole.core.errors import OpsError
 from opsconsole.core.ids import new_id
 from repairs.admin.decisions import DISCARD, DONE, Decision
 from repairs.admin.incidents import carry_out, must_ask, refused_words, retry_form, reveal_of, served_for
+from repairs.admin.payloads import reveal
 from repairs.admin.words import (
     LISTED,
     TALK_FIRST,
-    ReasonForm,
     automatic_retries,
     held_by_another,
     in_words,
@@ -55,7 +55,7 @@ from repairs.admin.words import (
 )
 from repairs.errors import LetterNotFound, MessageExpired
 from repairs.models import RepairAction
-from repairs.payloads import read_payload
+from repairs.payloads import Payload, read_payload
 from repairs.prospects import FULLY_CHECKED, Checked, Prospect, check_letter, prospect_of
 from repairs.reconciliation.retention import message_kept_until
 from repairs.refusals import LOADED, Served, load_messages, unload_messages
@@ -241,38 +241,27 @@ class RepairableLetterAdmin(DeadLetterAdmin):
         by = operator_of(request)
         require(by, Action.PAYLOADS_READ, letter.resource, LetterNotFound())
         name, page = letter_name(letter), self.url("page", letter.id)
-        form = ReasonForm(request.POST or None)
-        if request.method != "POST" or not form.is_valid():
-            section = Section(
-                heading="Nothing in it is redacted",
-                tone="warn",
-                text="It may hold what belongs to people. It is shown once, on the next page, and not kept by it.",
+
+        def show(payload: Payload) -> HttpResponse:
+            context = self.page_context(
+                request,
+                f"Payload of {name}",
+                letter=letter,
+                payload=payload,
+                args=readable_json(payload.args_json),
+                kwargs=readable_json(payload.kwargs_json),
+                back_url=page,
             )
-            asked = Confirmation(
-                title=f"Reveal the payload of {name}?",
-                submit="Reveal it",
-                cancel_url=page,
-                sections=[section],
-                form=form,
-            )
-            return self.confirm(request, asked, status=400 if request.method == "POST" else 200)
-        try:
-            payload = read_payload(letter_id=letter.id, by=by, reason=form.cleaned_data["reason"])
-        except OpsError as refusal:
-            if refusal.status in (401, 403, 404):
-                raise
-            asked = Confirmation(title=f"The payload of {name} can't be shown", submit="", cancel_url=page)
-            return self.confirm(request, asked, refusal=refusal)
-        context = self.page_context(
+            return TemplateResponse(request, "ops/payload.html", context)
+
+        return reveal(
+            self,
             request,
-            f"Payload of {name}",
-            letter=letter,
-            payload=payload,
-            args=readable_json(payload.args_json),
-            kwargs=readable_json(payload.kwargs_json),
-            back_url=page,
+            name=name,
+            page=page,
+            show=show,
+            read=lambda reason: read_payload(letter_id=letter.id, by=by, reason=reason),
         )
-        return TemplateResponse(request, "ops/payload.html", context)
 
     def decide(self, request: HttpRequest, letter_id: UUID, decision: Decision) -> HttpResponse:
         """Show the confirmation of a decision about one job, or take the decision by its service."""

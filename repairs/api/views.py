@@ -120,13 +120,7 @@ class IncidentRetry(OpsView):
     )
     def post(self, call: Call, incident_id: UUID) -> Answer:
         """Name the letters, or say `all` with `expected_count`. Each is planned or refused by itself, in `results`."""
-        mutation = services.retry_incident(
-            incident_id=incident_id,
-            by=call.operator,
-            key=call.key,
-            version=self.expected_version(incident_id),
-            **call.body,
-        )
+        mutation = services.retry_incident(**self.mutation_of(call, incident_id=incident_id))
         return Answer(
             value=mutation,
             location=_path("repair-batch", batch_id=mutation.batch_id),
@@ -179,15 +173,7 @@ class LetterRetry(OpsView):
     )
     def post(self, call: Call, letter_id: UUID) -> Answer:
         """Plans a repair; it counts when its job has succeeded. `Location` is where to watch it."""
-        return _planned(
-            services.retry_letter(
-                letter_id=letter_id,
-                by=call.operator,
-                key=call.key,
-                version=self.expected_version(letter_id),
-                **call.body,
-            )
-        )
+        return _planned(services.retry_letter(**self.mutation_of(call, letter_id=letter_id)))
 
 
 class LetterCloseAsDone(OpsView):
@@ -201,15 +187,7 @@ class LetterCloseAsDone(OpsView):
     )
     def post(self, call: Call, letter_id: UUID) -> Answer:
         """Closes it without a run: the answer for a job that may already have happened, and did."""
-        return _decided(
-            services.close_letter_as_done(
-                letter_id=letter_id,
-                by=call.operator,
-                key=call.key,
-                version=self.expected_version(letter_id),
-                **call.body,
-            )
-        )
+        return _decided(services.close_letter_as_done(**self.mutation_of(call, letter_id=letter_id)))
 
 
 class LetterDiscard(OpsView):
@@ -223,15 +201,7 @@ class LetterDiscard(OpsView):
     )
     def post(self, call: Call, letter_id: UUID) -> Answer:
         """Its message is removed for good; the letter and its history stay."""
-        return _decided(
-            services.discard_letter(
-                letter_id=letter_id,
-                by=call.operator,
-                key=call.key,
-                version=self.expected_version(letter_id),
-                **call.body,
-            )
-        )
+        return _decided(services.discard_letter(**self.mutation_of(call, letter_id=letter_id)))
 
 
 class RepairList(OpsView):
