@@ -18,6 +18,7 @@ from django.utils import timezone
 
 from deadletters.admin import letter_name
 from deadletters.arguments import parse_signature
+from deadletters.models import DeadLetter
 from grants.operators import Operator
 from grants.pages import Section
 from incidents.admin import incident_name
@@ -75,6 +76,8 @@ RESULT_WORDS = {
 }
 TALK_FIRST = "They may be about to do the same, and are not told by this page: talk to them first."
 LISTED = 25
+PREVIEW_CUT = 200
+"""Characters of a job's arguments on a confirmation: enough to tell which order it was."""
 SOON = timedelta(minutes=2)
 LEAVE = "leave"
 ANSWERS = (
@@ -230,14 +233,25 @@ def letter_url(letter_id: Any, *, site: str) -> str:
 
 
 def job_section(
-    found: list[Checked], heading: str, *, tone: str, text: str, site: str, listed: int = LISTED
+    found: list[Checked],
+    heading: str,
+    *,
+    tone: str,
+    text: str,
+    site: str,
+    listed: int = LISTED,
+    remarks: Mapping[UUID, str] | None = None,
 ) -> Section:
-    """Return a block of a confirmation that lists jobs; the first ones of many."""
+    """Return a block of a confirmation that lists jobs, the first ones of many; each with its remark, or why."""
+    told = remarks or {}
     return Section(
         heading=heading,
         tone=tone,
         text=text,
-        rows=[(letter_url(one.letter.id, site=site), letter_name(one.letter), _remark(one)) for one in found[:listed]],
+        rows=[
+            (letter_url(one.letter.id, site=site), letter_name(one.letter), told.get(one.letter.id) or _remark(one))
+            for one in found[:listed]
+        ],
         more=max(len(found) - listed, 0),
     )
 
@@ -282,6 +296,7 @@ def sections_for(
             text=texts[p][2],
             site=site,
             listed=listed,
+            remarks=_whereabouts(found[:listed]) if p is Prospect.AMBIGUOUS else None,
         )
         for p, found in by_prospect.items()
         if found
@@ -296,6 +311,24 @@ def automatic_retries(job_type: str, served: Served) -> int | None:
     """Return how often a task retries by itself as the live workers have it; None where that is not known."""
     found = [parse_signature(text) for text in served.signatures.get(job_type, ())]
     return max((one.max_retries for one in found if one is not None and one.max_retries is not None), default=None)
+
+
+def _whereabouts(found: Sequence[Checked]) -> dict[UUID, str]:
+    """Return what to look for at the receiver before one answers: whose each job is, and what it was called with.
+
+    One query where the arguments, redacted as everywhere, were not fetched with the jobs.
+    """
+    missing = [one.letter.id for one in found if "payload_preview" in one.letter.get_deferred_fields()]
+    previews = dict(DeadLetter.objects.filter(id__in=missing).values_list("id", "payload_preview")) if missing else {}
+    differ = len({_remark(one) for one in found}) > 1
+    told = {}
+    for one in found:
+        letter = one.letter
+        whose = f"{letter.actor_type} {letter.actor_id}".strip()
+        preview = previews.get(letter.id, "") if letter.id in missing else letter.payload_preview
+        called = preview if len(preview) <= PREVIEW_CUT else f"{preview[:PREVIEW_CUT]}…"
+        told[letter.id] = "; ".join(filter(None, (whose, called, _remark(one) if differ else "")))
+    return told
 
 
 def _remark(one: Checked) -> str:

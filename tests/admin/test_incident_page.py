@@ -436,6 +436,24 @@ def test_without_the_rest_api_there_are_no_commands_to_copy(letter: DeadLetter, 
     assert page.context["as_curl"] == ""
 
 
+def test_who_is_asked_whether_it_happened_is_told_what_to_look_for(cast: Cast, sign_in: SignIn) -> None:
+    """A job's id is in no provider's list: whose it is and what it was called with may be; redacted as everywhere."""
+    body = b'[[], {"reference": "charge-7", "password": "hunter2", "note": "%s"}, {}]' % (b"n" * 500)
+    letters = [
+        dead_letter(ambiguous=True, body=body, actor_type="customer", actor_id=f"bram-{number}") for number in range(2)
+    ]
+    client = sign_in(cast.ada)
+    for path in ("retry-one/", "retry/"):
+        text = _text(client, _url(letters[0].incident, path))
+        assert re.search(r'customer bram-0; reference="charge-7", password="\[redacted\]", note="n+…', text), path
+        assert text.count("hunter2") == 0
+        assert f"because: {letters[0].outcome_reason}"[:-1] in text
+    assert "customer bram-1; reference=" in text
+    assert "customer bram-0; reference=" in _text(client, f"/ops/dead-letters/{letters[0].id}/retry/")
+    _make(letters[0], outcome_reason="Its worker died.")
+    assert "…; Its worker died." in _text(client, _url(letters[0].incident, "retry/")), "reasons that differ are told"
+
+
 def test_closing_says_what_is_left_undone_and_until_when(
     letter: DeadLetter, cast: Cast, sign_in: SignIn, settings: Any
 ) -> None:
