@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 import yaml
 from django.core.management import get_commands, load_command_class
 from django.core.management.base import CommandError
+
+from grants.actions import Action
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -65,3 +68,19 @@ def test_the_compose_file_has_every_process_and_volume_that_it_names() -> None:
     commands = " ".join(service.get("command", "") for service in services.values())
     for needed in ("migrate", "collectstatic", "gunicorn", "worker", "beat"):
         assert needed in commands
+
+
+def test_every_permission_is_explained_to_operators() -> None:
+    page = (ROOT / "docs" / "operators.md").read_text()
+    assert set(re.findall(r"^\| `([a-z.-]+)` \|", page, re.MULTILINE)) == {action.value for action in Action}
+
+
+def test_the_settings_of_an_attached_project_can_be_read_before_there_are_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command that makes the keys is one of the project's, so it reads them."""
+    monkeypatch.delenv("OPSCONSOLE_KEYS", raising=False)
+    page = (ROOT / "docs" / "attach.md").read_text()
+    first = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
+    settings: dict[str, Any] = {"INSTALLED_APPS": [], "os": os}
+    exec(compile(first, "attach.md", "exec"), settings)
+    assert settings["OPSCONSOLE_KEYS"] == ""
+    assert page.index("manage.py keys new") < page.index("manage.py migrate\n")
