@@ -185,6 +185,7 @@ DEFAULT_FROM_EMAIL = env.text("OPSCONSOLE_EMAIL_FROM", "opsconsole@localhost")
 # -- Log lines ---------------------------------------------------------------------------------------------------------
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+_LOG_LEVEL = env.choice("OPSCONSOLE_LOG_LEVEL", LOG_LEVELS, "INFO")
 LOGGING: dict[str, Any] = {
     "version": 1,
     "disable_existing_loggers": False,
@@ -200,11 +201,13 @@ LOGGING: dict[str, Any] = {
             "formatter": env.choice("OPSCONSOLE_LOG_FORMAT", ("lines", "json"), "lines"),
         }
     },
-    "root": {"handlers": ["stderr"], "level": env.choice("OPSCONSOLE_LOG_LEVEL", LOG_LEVELS, "INFO")},
+    "root": {"handlers": ["stderr"], "level": _LOG_LEVEL},
     "loggers": {
         # Django's own handlers would print the same line again, or post it.
         "django": {"handlers": [], "level": "INFO", "propagate": True},
         "django.server": {"handlers": [], "level": "INFO", "propagate": True},
+        # It tells of each sweep that it sends, several a minute, which buries the rest; "Sweeps" tells how they went.
+        "celery.beat": {"level": "WARNING" if _LOG_LEVEL == "INFO" else _LOG_LEVEL},
     },
 }
 

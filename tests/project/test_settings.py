@@ -164,3 +164,16 @@ def settings_names() -> set[str]:
     code = "import json, opsconsole.settings.base as base; print(json.dumps(dir(base)))"
     done = python(code, {"OPSCONSOLE_VAR_DIR": os.environ["OPSCONSOLE_VAR_DIR"]})
     return set(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize(("level", "told"), [("INFO", "False True"), ("DEBUG", "True True"), ("ERROR", "False False")])
+def test_what_beat_sends_is_no_line_unless_everything_is(tmp_path: Path, level: str, told: str) -> None:
+    """A sweep is sent every few seconds: the lines would push what matters out of the terminal."""
+    code = (
+        "import logging, django; django.setup(); "
+        "print(logging.getLogger('celery.beat').isEnabledFor(logging.INFO), "
+        "logging.getLogger('celery.worker').isEnabledFor(logging.INFO))"
+    )
+    variables = {"DJANGO_SETTINGS_MODULE": "opsconsole.settings.base", "OPSCONSOLE_VAR_DIR": str(tmp_path)}
+    done = python(code, {**variables, "OPSCONSOLE_LOG_LEVEL": level})
+    assert done.stdout.split() == told.split(), done.stderr
