@@ -27,8 +27,8 @@ class NotAnOperator(NotAuthenticated):
 class AccessDenied(OpsError):
     """No capability of the operator allows this; ask someone who holds it, or see ``manage.py grants explain``.
 
-    Operator, action and resource are for the audit row. They are kept out of ``fields``, because those reach the person
-    who was refused and would tell them what exists.
+    The sentence names the action, which follows from what was asked alone. Operator and resource are for the audit row:
+    they are kept out of what reaches the person who was refused, and would tell them what exists.
     """
 
     code = "access_denied"
@@ -39,6 +39,7 @@ class AccessDenied(OpsError):
         self, *, operator: Operator, action: Action, resource: Resource, shown_as: OpsError | None = None
     ) -> None:
         super().__init__()
+        self.args = (f"{self.message} It needs the permission {action}.",)
         # What the person is told instead, where "no such thing" must not differ from "not yours" (404).
         self.shown_as = shown_as
         self.operator = operator

@@ -37,6 +37,8 @@ def test_an_operator_without_a_grant_is_denied(olga: Any, operator: AsOperator) 
     with pytest.raises(AccessDenied) as refusal:
         authorise(operator(olga), RETRY, LETTER)
     assert (refusal.value.status, refusal.value.code, refusal.value.fields) == (403, "access_denied", {})
+    assert refusal.value.detail.endswith(f"It needs the permission {RETRY}."), "one line names what is missing"
+    assert LETTER.tenant not in refusal.value.detail
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,8 @@ def test_who_manages_nothing_there_learns_nothing_of_who_exists(
         with pytest.raises(CommandError) as refused:
             run(*(part.format(name) for part in command), "--operator", "olga")
         answers.add(str(refused.value))
-    assert answers == {"You do not have permission to do this. (access_denied)"}
+    said = "You do not have permission to do this. It needs the permission grants.manage. (access_denied)"
+    assert answers == {said}
     assert AuditEvent.objects.filter(verdict="denied", action="grants.manage").exists()
 
 
