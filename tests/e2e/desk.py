@@ -27,6 +27,7 @@ from django_celery_beat.models import IntervalSchedule, PeriodicTask  # noqa: E4
 
 from deadletters.drainer import COUNTED  # noqa: E402
 from deadletters.models import DeadLetter, Occurrence, TaskMinute, WorkerNode  # noqa: E402
+from deadletters.selectors import LetterFilter  # noqa: E402
 from grants.actions import Action  # noqa: E402
 from grants.operators import Operator  # noqa: E402
 from grants.principals import user_named  # noqa: E402
@@ -36,9 +37,11 @@ from opsconsole.celery import app  # noqa: E402
 from opsconsole.core.database import database_now  # noqa: E402
 from opsconsole.jobs.models import Job  # noqa: E402
 from opsconsole.jobs.services import enqueue  # noqa: E402
-from repairs.models import ReconciliationRun, RepairAction  # noqa: E402
+from repairs.models import ReconciliationRun, Redrive, RedriveClass, RedriveItem, RepairAction  # noqa: E402
 from repairs.reconciliation.running import run_scheduled  # noqa: E402
 from repairs.reconciliation.schedule import TASK, kind_of_entry  # noqa: E402
+from repairs.redrives import services as redrives  # noqa: E402
+from repairs.redrives.requests import AnswerKind, RedriveAnswer, RedrivePace, RedriveSelection  # noqa: E402
 from repairs.services import retry_incident  # noqa: E402
 
 USER = "e2e"
@@ -177,6 +180,51 @@ def retry_over_cli(incident: str, expected_count: int) -> str:
     return out.getvalue()
 
 
+def start_redrive(expected_count: int, pace: dict[str, Any], answers: dict[str, str] | None = None) -> str:
+    """Plan and start a redrive of all that waits in this source, and return its id."""
+    by = operator()
+    made = redrives.create_redrive(
+        by=by,
+        key=str(uuid4()),
+        selection=RedriveSelection(letters=LetterFilter(tenant="default", source=source())),
+        expected_count=expected_count,
+        pace=RedrivePace(**pace),
+    )
+    stated = {
+        RedriveClass(name): RedriveAnswer(kind=AnswerKind(kind), reference="e2e")
+        for name, kind in (answers or {}).items()
+    }
+    redrives.start_redrive(redrive_id=made.redrive_id, by=by, key=str(uuid4()), answers=stated)
+    return str(made.redrive_id)
+
+
+def decide_redrive(redrive: str, decision: str) -> str:
+    """Pause, resume or cancel a redrive."""
+    decide = getattr(redrives, f"{decision}_redrive")
+    done: redrives.RedriveMutation = decide(redrive_id=UUID(redrive), by=operator(), key=str(uuid4()))
+    return done.state
+
+
+def redrive(redrive: str) -> dict[str, Any]:
+    """Return how a redrive stands: its state, its kept counts, and its items with the task that ran each."""
+    row = Redrive.objects.get(id=UUID(redrive))
+    items = (
+        RedriveItem.objects.filter(redrive=row).order_by("position").values_list("state", "code", "repair__new_task_id")
+    )
+    names = ("waiting", "outstanding", "succeeded", "failed", "skipped", "cancelled")
+    return {
+        "state": row.state,
+        "pause": row.pause_code,
+        "text": row.pause_text,
+        "total": row.total_count,
+        "counts": {name: count for name in names if (count := getattr(row, f"{name}_count"))},
+        "items": [
+            {"state": state, "code": code, "task_id": task_id}
+            for state, code, task_id in items.values_list("state", "code", "repair__new_task_id")
+        ],
+    }
+
+
 def write_jobs(kind: str, count: int, payload: dict[str, Any] | None = None) -> list[str]:
     """Write so many jobs into the ledger and return their ids."""
     return [str(enqueue(kind=kind, tenant="default", payload=payload or {}).id) for _ in range(count)]
@@ -223,7 +271,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
         send, letters, count_letters, incidents, repairs, retry, retry_over_rest, retry_over_cli, balance, nodes,
-        write_jobs, jobs, sweep, sweep_every, sweeps, token,
+        write_jobs, jobs, sweep, sweep_every, sweeps, token, start_redrive, decide_redrive, redrive,
     )
 }  # fmt: skip
 

@@ -50,6 +50,19 @@ def retries(self: Any, *, number: int) -> None:
         raise self.retry(exc=KeyError("stock"), countdown=0.1)
 
 
+@shared_task(name="e2e.again", bind=True, max_retries=2)
+def again(self: Any, *, number: int) -> None:
+    """A job that asks for another attempt and has no error to tell."""
+    if not note():
+        self.retry(countdown=0.1)
+
+
+@shared_task(name="e2e.autoretries", autoretry_for=(KeyError,), max_retries=2, retry_kwargs={"countdown": 0.1})
+def autoretries(*, number: int) -> None:
+    if not note():
+        raise KeyError("stock")
+
+
 @shared_task(name="e2e.overruns", time_limit=1)
 def overruns(*, number: int) -> None:
     if not note():
