@@ -67,6 +67,11 @@ OPSCONSOLE_EVIDENCE_ALLOW = env.words("OPSCONSOLE_EVIDENCE_ALLOW")
 # How many bytes one piece of evidence may have; it is kept in the database.
 OPSCONSOLE_EVIDENCE_BYTES = env.number("OPSCONSOLE_EVIDENCE_BYTES", 10 << 20, at_least=1)
 
+# Above how many jobs a redrive needs a second person before it starts; 0 is for every one, empty for none.
+OPSCONSOLE_REDRIVE_APPROVAL_ABOVE = env.text("OPSCONSOLE_REDRIVE_APPROVAL_ABOVE") or None
+# The queue of low priority to which a redrive may send its jobs instead of to their own; workers have to consume it.
+OPSCONSOLE_REDRIVE_QUEUE = env.text("OPSCONSOLE_REDRIVE_QUEUE")
+
 # How many requests the REST API answers per minute, operator and web process, before it says 429.
 OPSCONSOLE_API_REQUESTS_PER_MINUTE = env.number("OPSCONSOLE_API_REQUESTS_PER_MINUTE", 1_200, at_least=1)
 

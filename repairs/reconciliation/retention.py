@@ -28,7 +28,17 @@ from deadletters.models import (
 from incidents.models import Incident
 from opsconsole.core.database import AnyOf, locked
 from opsconsole.jobs.models import Job, JobState
-from repairs.models import LIVE, BatchState, ReconciliationRun, RepairAction, RepairBatch, SweepRepair
+from repairs.models import (
+    LIVE,
+    BatchState,
+    ItemState,
+    ReconciliationRun,
+    Redrive,
+    RedriveItem,
+    RepairAction,
+    RepairBatch,
+    SweepRepair,
+)
 from repairs.reconciliation.sweeping import PAGE, Part, Sweeping
 from repairs.sql import beyond, delete_rows
 
@@ -88,11 +98,13 @@ def remove_letters(sweeping: Sweeping) -> None:
 
 def _closed_before(moment: datetime) -> QuerySet[DeadLetter]:
     live = RepairAction.objects.filter(letter=OuterRef("pk"), state__in=LIVE)
+    unended = RedriveItem.objects.filter(letter=OuterRef("pk"), state__in=(ItemState.WAITING, ItemState.PLANNED))
     old: QuerySet[DeadLetter] = (
         DeadLetter.objects.filter(closed_at__lte=moment)
         .exclude(state=LetterState.RETRYING)
         .exclude(DeadLetter.objects.is_unresolved())
         .exclude(Exists(live))
+        .exclude(Exists(unended))
     )
     return old
 
@@ -106,6 +118,7 @@ def _remove(letter_ids: list[UUID]) -> int:
         .values_list("traceback_id", flat=True)
         .distinct()
     )
+    delete_rows(RedriveItem, "letter", letter_ids)
     delete_rows(RepairAction, "letter", letter_ids)
     delete_rows(SealedMessage, "letter", letter_ids)
     delete_rows(Occurrence, "letter", letter_ids)
@@ -203,6 +216,18 @@ def _old_batches(now: datetime) -> Old:
     return Old(old.exclude(Exists(repairs)), ("planned_at", "id"))
 
 
+def _old_items(now: datetime) -> Old:
+    return Old(RedriveItem.objects.filter(redrive__ended_at__lte=now - letters_kept()), ("id",))
+
+
+def _old_redrives(now: datetime) -> Old:
+    """A redrive goes with the last of its repairs, and not before another one that retries its failed jobs."""
+    old = Redrive.objects.filter(ended_at__lte=now - letters_kept())
+    for kept in (RedriveItem, RepairAction):
+        old = old.exclude(Exists(kept._default_manager.filter(redrive=OuterRef("pk"))))
+    return Old(old.exclude(Exists(Redrive.objects.filter(retry_of=OuterRef("pk")))), ("ended_at", "id"))
+
+
 def _gone_workers(now: datetime) -> Old:
     return Old(WorkerNode.objects.filter(seen_at__lte=now - WORKERS_KEPT), ("seen_at", "id"))
 
@@ -229,6 +254,8 @@ RETENTION: tuple[Part, ...] = (
     removing(TaskMinute, _old_counts, _none),
     removing(Job, _old_jobs, _jobs_of_letters),
     removing(RepairBatch, _old_batches, _none),
+    removing(RedriveItem, _old_items, _none),
+    removing(Redrive, _old_redrives, _none),
     removing(WorkerNode, _gone_workers, _none),
     removing(JournalFolder, _closed_folders, _none),
     removing(SweepRepair, _old_sweep_repairs, _none),
