@@ -6,6 +6,7 @@ from django.db import models
 from django.db.models import F, Q
 
 from deadletters.models import DeadLetter
+from grants.actions import Action
 from grants.resources import ANY, Resource
 from incidents.models import Incident
 from opsconsole.core.ids import new_id
@@ -223,6 +224,8 @@ class Redrive(models.Model):
     retry_of = models.ForeignKey("self", null=True, on_delete=models.PROTECT, related_name="retries")
     selection = models.TextField(db_default="{}")
     letter_state = models.CharField(max_length=12, db_default="open")  # in which its letters are, and go back to
+    # What it takes to decide about it and to run it: another one for jobs that are sent on and not run again.
+    action = models.CharField(max_length=40, db_default=Action.REDRIVE_RUN.value)
     state = models.CharField(max_length=10, choices=RedriveState.choices)
     rate_per_second = models.IntegerField()
     max_outstanding = models.IntegerField()

@@ -234,7 +234,9 @@ class _Page:
         scope = Resource(tenant=letter.tenant, actor_type=letter.actor_type, actor_id=letter.actor_id)
         if scope not in self.capabilities:
             self.capabilities[scope] = (
-                find_capability(self.operator, Action.REDRIVE_RUN, scope) if self.operator is not None else None
+                find_capability(self.operator, Action(self.redrive.action), scope)
+                if self.operator is not None
+                else None
             )
         return self.capabilities[scope]
 

@@ -258,13 +258,15 @@ def freeze_redrive(
     incident_id: UUID | None = None,
     retry_of: UUID | None = None,
     letter_state: str = LetterState.OPEN.value,
+    action: Action = Action.REDRIVE_RUN,
 ) -> RedriveMutation:
     """Freeze ``letters`` as a redrive in the caller's transaction; for services that choose letters in another way.
 
     This is how a hold is released: a service of its own authorises ``by``, hands in the letters of the hold, which are
-    all of one ``resource`` (tenant, and actor if there is but one) and ``source``, with
-    ``letter_state=LetterState.HELD``, and calls ``judge_page`` until it returns false once its transaction has ended.
-    Replays by ``key``; raises what ``create_redrive`` raises of a set.
+    all of one ``resource`` (tenant, and actor if there is but one) and ``source``, with ``letter_state=HELD`` and
+    ``action=Action.DEAD_LETTERS_HOLD``, which from then on is what it takes to decide about the redrive and to run it.
+    Once its transaction has ended it calls ``judge_page`` until that returns false (or leaves it to the workers), and
+    ``start_redrive``. Replays by ``key``; raises what ``create_redrive`` raises of a set.
     """
     changes = changes or RedriveChanges()
     now = database_now()
@@ -279,6 +281,7 @@ def freeze_redrive(
         retry_of_id=retry_of,
         selection=canonical_json(dict(selection)),
         letter_state=str(letter_state),
+        action=action.value,
         state=RedriveState.PLANNING,
         rate_per_second=pace.rate_per_second,
         max_outstanding=pace.max_outstanding,
@@ -339,8 +342,8 @@ _NEW = RowWriter(
     Redrive,
     (
         "id", "tenant", "source", "actor_type", "actor_id", "request_key", "incident", "retry_of", "selection",
-        "letter_state", "state", "rate_per_second", "max_outstanding", "canary_size", "stop_percent", "cut_off",
-        "target_queue", "changes", "sealed_values", "reason", "planned_by", "planned_by_name", "planned_by_user",
+        "letter_state", "action", "state", "rate_per_second", "max_outstanding", "canary_size", "stop_percent",
+        "cut_off", "target_queue", "changes", "sealed_values", "reason", "planned_by", "planned_by_name", "planned_by_user",
         "planned_at",
     ),
     suffix="ON CONFLICT (request_key) DO NOTHING",
@@ -616,7 +619,8 @@ class _Asked:
     def by(cls, redrive_id: UUID, by: Operator, key: str, action: str, body: Mapping[str, Any]) -> _Asked:
         _check_reason(str(body["reason"]))
         scope = Redrive.objects.scope(redrive_id)
-        capability = authorise_target(by, Action.REDRIVE_RUN, scope, RedriveNotFound())
+        needed = Redrive.objects.filter(id=redrive_id).values_list("action", flat=True).first()
+        capability = authorise_target(by, Action(needed or Action.REDRIVE_RUN), scope, RedriveNotFound())
         redrive = Redrive.objects.lock(redrive_id)
         digest = audit.request_digest(body)
         receipt: AuditEvent | None = audit.replayed(

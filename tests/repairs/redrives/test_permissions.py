@@ -7,10 +7,14 @@ from uuid import uuid4
 
 import pytest
 
+from deadletters.models import DeadLetter
+from grants.access import authorise
 from grants.actions import Action
 from grants.errors import AccessDenied
 from grants.models import AuditEvent
 from grants.operators import Operator
+from grants.resources import Resource
+from grants.service import service
 from incidents.errors import IncidentNotFound
 from repairs.errors import (
     LetterNotFound,
@@ -21,11 +25,14 @@ from repairs.errors import (
     RedriveStanding,
 )
 from repairs.models import Redrive, RedriveItem
+from repairs.redrives.judging import judge_page
 from repairs.redrives.requests import RedriveChanges, RedriveSelection
 from repairs.redrives.selectors import RedriveFilter, get_redrive, list_items, list_redrives
 from repairs.redrives.services import (
+    RedriveMutation,
     approve_redrive,
     cancel_redrive,
+    freeze_redrive,
     pause_redrive,
     resume_redrive,
     retry_failed_items,
@@ -33,7 +40,7 @@ from repairs.redrives.services import (
 )
 from tests import factories
 from tests.cast import Cast, give
-from tests.repairs.redrives.work import create, letters, step, whole, worker
+from tests.repairs.redrives.work import FAST, counted, create, letter_states, letters, step, whole, worker
 
 pytestmark = pytest.mark.django_db
 
@@ -165,3 +172,30 @@ def test_low_priority_needs_its_queue(cast: Cast, settings: Any) -> None:
     settings.OPSCONSOLE_REDRIVE_QUEUE = "slow"
     create(cast, low_priority=True)
     assert Redrive.objects.get().target_queue == "slow"
+
+
+def test_letters_on_hold_are_sent_on_by_who_may_release_them_and_go_back_to_it(cast: Cast) -> None:
+    """What a hold's release calls: letters of another state, under another capability."""
+    worker()
+    found = letters(3)
+    DeadLetter.objects.update(state="held")
+    give(cast.olga, Action.DEAD_LETTERS_HOLD, tenant="default")
+
+    @service
+    def release() -> RedriveMutation:
+        resource = Resource(tenant="default")
+        return freeze_redrive(
+            DeadLetter.objects.filter(state="held"), by=cast.olga, key="h", digest="",
+            capability=authorise(cast.olga, Action.DEAD_LETTERS_HOLD, resource), resource=resource, source="tests",
+            selection={"hold": "h1"}, pace=FAST, letter_state="held", action=Action.DEAD_LETTERS_HOLD,
+        )  # fmt: skip
+
+    made = release()
+    assert judge_page(redrive_id=made.redrive_id) is False
+    start_redrive(redrive_id=made.redrive_id, by=cast.olga, key="s")
+    redrive = Redrive.objects.get()
+    assert step(redrive).planned == 3
+    assert letter_states([one.id for one in found]) == ["retrying"] * 3
+    cancel_redrive(redrive_id=redrive.id, by=cast.olga, key="c")
+    assert letter_states([one.id for one in found]) == ["held"] * 3
+    assert counted(redrive) == {"cancelled": 3}
