@@ -343,8 +343,8 @@ _NEW = RowWriter(
     (
         "id", "tenant", "source", "actor_type", "actor_id", "request_key", "incident", "retry_of", "selection",
         "letter_state", "action", "state", "rate_per_second", "max_outstanding", "canary_size", "stop_percent",
-        "cut_off", "target_queue", "changes", "sealed_values", "reason", "planned_by", "planned_by_name", "planned_by_user",
-        "planned_at",
+        "cut_off", "target_queue", "changes", "sealed_values", "reason", "planned_by", "planned_by_name",
+        "planned_by_user", "planned_at",
     ),
     suffix="ON CONFLICT (request_key) DO NOTHING",
 )  # fmt: skip
