@@ -66,6 +66,7 @@ class LetterFilter:
     job_type: str | None = None
     queue: str | None = None
     outcome_class: str | None = None
+    error_class: str | None = None
     incident: UUID | None = None
     task_id: str | None = None
     job_id: str | None = None
@@ -77,7 +78,9 @@ class LetterFilter:
 
     def condition(self) -> Q:
         """Return the filter, but for the states, as a condition on letters."""
-        columns = ("source", "job_type", "queue", "outcome_class", "task_id", "actor_type", "actor_id")
+        columns = (
+            "source", "job_type", "queue", "outcome_class", "error_class", "task_id", "actor_type", "actor_id",
+        )  # fmt: skip
         wanted = {name: getattr(self, name) for name in columns}
         wanted |= {"incident_id": self.incident, "last_seen_at__gte": self.seen_after}
         wanted |= {"last_seen_at__lt": self.seen_before, "tenant": None if self.tenant == "*" else self.tenant}

@@ -124,11 +124,13 @@ class Call:
 class Answer:
     """What a view answers with: something for the operation's serializer, and what the headers say of it.
 
-    ``document`` is what the serializer would make of ``value``, where the view has it already.
+    ``document`` is what the serializer would make of ``value``, where the view has it already; ``status`` one of the
+    operation's other statuses of success.
     """
 
     value: Any
     document: Any = None
+    status: int | None = None
     etag: str | None = None
     location: str | None = None
     is_replay: bool = False
@@ -236,7 +238,7 @@ class OpsView(APIView):
             if links:
                 headers["Link"] = links
         document = operation.answer(value).data if answer.document is None else answer.document
-        return Response(document, status=int(operation.status), headers=headers)
+        return Response(document, status=int(answer.status or operation.status), headers=headers)
 
     def _linked(self, page: Page[Any]) -> tuple[dict[str, Any], str]:
         """Return a page with the paths of its neighbours, and the same as a ``Link`` header.

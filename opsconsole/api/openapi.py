@@ -11,7 +11,8 @@ from grants.actions import Action
 from grants.operators import OperatorKind
 from grants.rest import OpsView
 from incidents.models import IncidentState
-from repairs.models import ActionState, BatchState, RunState
+from repairs.models import ActionState, BatchState, ItemState, RedriveClass, RedriveState, RunState
+from repairs.redrives.requests import AnswerKind
 
 
 def only_ours(endpoints: Iterable[tuple[str, str, str, Any]]) -> list[tuple[str, str, str, Any]]:
@@ -59,6 +60,10 @@ SPECTACULAR: dict[str, Any] = {
         "IncidentState": _words(IncidentState),
         "RepairState": _words(ActionState),
         "BatchState": _words(BatchState),
+        "RedriveState": _words(RedriveState),
+        "RedriveItemState": _words(ItemState),
+        "RedriveClassName": _words(RedriveClass),
+        "RedriveAnswerKind": _words(AnswerKind),
         "ReconciliationState": _words(RunState),
         "ActionName": _words(Action),
         "OperatorKind": _words(OperatorKind),

@@ -38,6 +38,7 @@ class Operation:
     tag: str
     answer: type[serializers.BaseSerializer[Any]]
     status: int = HTTPStatus.OK
+    also: tuple[int, ...] = ()  # other statuses of success, with the same answer
     query: type[QuerySerializer] = QuerySerializer
     body: type[BodySerializer] | None = None
     refusals: tuple[type[OpsError], ...] = ()
@@ -117,7 +118,8 @@ class OperationSchema(AutoSchema):
         return [*parameters, *self._response_headers()]
 
     def _response_headers(self) -> list[Any]:
-        operation, done = self.operation, [int(self.operation.status)]
+        operation = self.operation
+        done = [int(status) for status in (operation.status, *operation.also)]
         headers = [_header("X-Request-ID", "Finds the request in the log and in the audit trail.", response=True)]
         if operation.gives_etag:
             headers.append(_header("ETag", "The version of the record, for If-Match.", response=done))
@@ -140,7 +142,7 @@ class OperationSchema(AutoSchema):
 
     def get_response_serializers(self) -> Any:
         operation = self.operation
-        responses: dict[Any, Any] = {int(operation.status): operation.answer}
+        responses: dict[Any, Any] = {int(status): operation.answer for status in (operation.status, *operation.also)}
         if operation.gives_etag and self.method == "GET":
             responses[304] = OpenApiResponse(description="Not changed.")
         for status, codes in sorted(self._refusals().items()):

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from repairs.api import jobs, views
+from repairs.api import jobs, redrives, views
 
 urlpatterns = [
     path("incidents/<uuid:incident_id>", views.IncidentDetail.as_view(), name="incident"),
@@ -24,6 +24,15 @@ urlpatterns = [
     path("repair-actions/<uuid:repair_id>", views.RepairDetail.as_view(), name="repair-action"),
     path("repair-actions/<uuid:repair_id>/cancel", views.RepairCancel.as_view(), name="repair-action-cancel"),
     path("repair-batches/<uuid:batch_id>", views.BatchDetail.as_view(), name="repair-batch"),
+    path("redrives", redrives.RedriveList.as_view(), name="redrives"),
+    path("redrives/<uuid:redrive_id>", redrives.RedriveDetail.as_view(), name="redrive"),
+    path("redrives/<uuid:redrive_id>/items", redrives.RedriveItems.as_view(), name="redrive-items"),
+    path("redrives/<uuid:redrive_id>/approve", redrives.RedriveApprove.as_view(), name="redrive-approve"),
+    path("redrives/<uuid:redrive_id>/start", redrives.RedriveStart.as_view(), name="redrive-start"),
+    path("redrives/<uuid:redrive_id>/pause", redrives.RedrivePause.as_view(), name="redrive-pause"),
+    path("redrives/<uuid:redrive_id>/resume", redrives.RedriveResume.as_view(), name="redrive-resume"),
+    path("redrives/<uuid:redrive_id>/cancel", redrives.RedriveCancel.as_view(), name="redrive-cancel"),
+    path("redrives/<uuid:redrive_id>/retry-failed", redrives.RedriveRetryFailed.as_view(), name="redrive-retry-failed"),
     path("reconciliation-runs", views.RunList.as_view(), name="reconciliation-runs"),
     path("reconciliation-runs/<uuid:run_id>", views.RunDetail.as_view(), name="reconciliation-run"),
     path("reconciliation-runs/<uuid:run_id>/repairs", views.RunRepairs.as_view(), name="reconciliation-run-repairs"),

@@ -12,6 +12,8 @@ from grants.operators import Operator
 from incidents.models import Incident
 from opsconsole.core.database import database_now
 from opsconsole.core.ids import new_id
+from repairs.redrives.requests import RedriveSelection
+from repairs.redrives.services import create_redrive
 from repairs.services import retry_incident, retry_letter
 from tests.factories import TIMED_OUT, dead_letter
 from tests.jobs.rows import job
@@ -26,6 +28,8 @@ class Scene:
     repair_id: UUID
     batch_id: UUID
     job_id: UUID
+    redriven: DeadLetter | None = None
+    redrive_id: UUID | None = None
 
     @property
     def incident(self) -> Incident:
@@ -51,6 +55,14 @@ def scene(by: Operator, tenant: str = "default") -> Scene:
         repair_id=UUID(batch.results[0].repair_id),
         job_id=job(tenant=tenant).id,
     )
+
+
+def planned_redrive(by: Operator, *letters: DeadLetter, **fields: Any) -> UUID:
+    """Let ``by`` plan a redrive of these letters, which is then ready to start; return its id."""
+    selection = RedriveSelection(letter_ids=tuple(letter.id for letter in letters))
+    made = create_redrive(by=by, key=f"redrive:{new_id()}", selection=selection, **fields)
+    assert made.state == "ready"
+    return made.redrive_id
 
 
 def retrying(by: Operator, **fields: Any) -> DeadLetter:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -11,11 +11,14 @@ from django.urls import get_resolver, reverse
 
 from grants.actions import Action
 from grants.models import AuditEvent, ScopeUserGrant
+from opsconsole.core.database import database_now
 from opsconsole.core.rest import API_NAMESPACE
+from repairs.models import Redrive, RedriveItem
 from repairs.reconciliation.running import run_scheduled
 from tests.api.client import Api, problem
-from tests.api.situations import Scene, scene, worker_node
+from tests.api.situations import Scene, planned_redrive, scene, worker_node
 from tests.cast import Cast, give, make_operator
+from tests.factories import dead_letter
 
 OPEN_TO_ALL = {"schema", "docs", "unknown"}
 """They say what the code says, and nothing of what is stored."""
@@ -56,6 +59,30 @@ def sweep(_: Scene) -> dict[str, Any]:
     run = run_scheduled("retention")
     assert run is not None
     return {"run_id": run.id}
+
+
+def redrive(scene: Scene, **standing: Any) -> dict[str, Any]:
+    if standing:
+        Redrive.objects.filter(id=scene.redrive_id).update(**standing)
+    return {"redrive_id": scene.redrive_id}
+
+
+def big_redrive(scene: Scene) -> dict[str, Any]:
+    return redrive(scene, needs_approval=True, planned_by="person:0", planned_by_user="0")
+
+
+def running_redrive(scene: Scene) -> dict[str, Any]:
+    return redrive(scene, state="running")
+
+
+def paused_redrive(scene: Scene) -> dict[str, Any]:
+    return redrive(scene, state="paused", pause_code="operator")
+
+
+def failed_redrive(scene: Scene) -> dict[str, Any]:
+    RedriveItem.objects.filter(redrive_id=scene.redrive_id).update(state="failed")
+    ended = {"state": "finished", "ended_at": database_now(), "waiting_count": 0, "failed_count": 1}
+    return redrive(scene, pause_code="", **ended)
 
 
 def nothing(_: Scene) -> dict[str, Any]:
@@ -103,6 +130,16 @@ FOURS: dict[tuple[str, str], Four] = {
     ("GET", "repair-action"): Four(repair, 404, 404, 200),
     ("POST", "repair-action-cancel"): Four(repair, 404, 404, 200),
     ("GET", "repair-batch"): Four(batch, 404, 404, 200),
+    ("GET", "redrives"): Four(nothing, 200, 200, 200),
+    ("POST", "redrives"): Four(nothing, 404, 404, 201, lambda scene: {"letters": [str(scene.letter.id)]}),
+    ("GET", "redrive"): Four(redrive, 404, 404, 200),
+    ("GET", "redrive-items"): Four(redrive, 404, 404, 200),
+    ("POST", "redrive-approve"): Four(big_redrive, 404, 404, 200),
+    ("POST", "redrive-start"): Four(redrive, 404, 404, 202),
+    ("POST", "redrive-pause"): Four(running_redrive, 404, 404, 200),
+    ("POST", "redrive-resume"): Four(paused_redrive, 404, 404, 202),
+    ("POST", "redrive-cancel"): Four(redrive, 404, 404, 200),
+    ("POST", "redrive-retry-failed"): Four(failed_redrive, 404, 404, 201),
     # A sweep touches every tenant.
     ("POST", "reconciliation-runs"): Four(nothing, 403, 403, 201, lambda _: {"kind": "stale_leases"}),
     # The scope is named in the body, or the grant is one that cannot be managed.
@@ -137,7 +174,8 @@ def the_scene(cast: Cast) -> Scene:
     pupil = make_operator("pupil")
     give(pupil, Action.INSPECT, tenant="default")
     worker_node()
-    return scene(cast.ada)
+    redriven = dead_letter(task="shop.redriven")
+    return replace(scene(cast.ada), redriven=redriven, redrive_id=planned_redrive(cast.ada, redriven))
 
 
 def send(api: Api, route: tuple[str, str], four: Four, the_scene: Scene) -> Any:
@@ -156,6 +194,7 @@ def refused_ones(api: Api, the_scene: Scene, expected: Callable[[Four], int]) ->
             assert str(the_scene.letter.id) not in answer.content.decode()
             assert str(the_scene.incident.id) not in answer.content.decode()
             assert str(the_scene.job_id) not in answer.content.decode()
+            assert str(the_scene.redrive_id) not in answer.content.decode()
     the_scene.letter.refresh_from_db()
     assert the_scene.letter.state == "open"
     return answers
@@ -182,6 +221,8 @@ BY_ID = {
     ("dead-letters.discard", "dead_letter"),
     ("payloads.read", "dead_letter"),
     ("payloads.read", "job"),
+    ("inspect", "redrive"),
+    ("redrive.run", "redrive"),
     ("grants.manage", "user"),
     ("grants.manage", "grant"),
     ("audit.read", ""),
