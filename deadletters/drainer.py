@@ -20,10 +20,14 @@ from typing import Any, TypeAlias
 from django.db import DataError, Error, IntegrityError, connections, transaction
 
 from deadletters import conf
+from deadletters.holds import rules_of
 from deadletters.intake import HostClock, Intake
-from deadletters.journal.events import Batch, Caught, Ended, EndState, Failed
+from deadletters.journal.events import Batch, Caught, Ended, EndState, ErrorReport, Failed, MessageState
 from deadletters.journal.folder import JournalRoot, WorkerFolder
+from deadletters.journal.frames import MESSAGE_CONTEXT
+from deadletters.journal.holds import HoldRule, Message, first_match, payload_hash_of_json
 from deadletters.journal.kept import KeptFailures, pack_failure, unpack_failure
+from deadletters.journal.message import unpack_body
 from deadletters.journal.reader import FolderReader
 from deadletters.models import JournalFolder, SetAsideEntry, TaskMinute, TaskPolicy, WorkerNode
 from deadletters.policy import TaskPolicySpec
@@ -32,7 +36,9 @@ from opsconsole.core.clock import boot_id, boot_now, wall_now
 from opsconsole.core.database import RowWriter, database_now, locked
 from opsconsole.core.forking import GATE
 from opsconsole.core.ids import new_id
+from opsconsole.core.redaction import decode_body
 from opsconsole.core.safe_text import safe_text, shorten
+from opsconsole.core.sealing import SealError
 from opsconsole.jobs import ledger
 from opsconsole.jobs.tokens import job_id_of
 
@@ -178,11 +184,21 @@ class FolderDrain:
         wanted = [failed for failed in page if not self._is_ignored(failed, intake)]
         kept = [
             failed
-            for failed in wanted
+            for failed in self._put_aside_after_all(wanted)
             if not (failed.delivery.repair_id and self.settlement.is_settled_elsewhere(failed))
         ]
         record_page(kept, intake_of=lambda _failed: (intake, boot), clock=clock, settlement=self.settlement)
         self._keep(kept, boot)
+
+    def _put_aside_after_all(self, page: list[Failed]) -> list[Failed]:
+        """Return the page with those put aside that a worker has lost before they started, and that are on hold.
+
+        With an early acknowledgement a worker can be killed between that and writing down that a hold matches.
+        """
+        if not any(map(_is_lost_unstarted, page)):
+            return page
+        rules, _overdue = rules_of(self.source)
+        return [_put_aside(failed, rules) if rules and _is_lost_unstarted(failed) else failed for failed in page]
 
     def _keep(self, recorded: list[Failed], boot: str) -> None:
         """Keep a copy on this host of what was recorded, against a failover that loses commits."""
@@ -197,7 +213,12 @@ class FolderDrain:
             logger.error("cannot keep a copy of %d failures: %s", len(recorded), error)
 
     def _is_ignored(self, failed: Failed, intake: Intake) -> bool:
-        """A task declared to be ignored is counted and makes no letter, unless it is a repair that somebody awaits."""
+        """A task declared to be ignored is counted and makes no letter, unless it is a repair that somebody awaits.
+
+        What a hold has put aside is kept in any case: its letter is all there is of it.
+        """
+        if failed.caught is Caught.HELD:
+            return False
         return intake.policies.for_task(failed.delivery.task).ignore and not failed.delivery.repair_id
 
     def _set_aside(self, failed: Failed, boot: str, error: Exception) -> None:
@@ -239,15 +260,16 @@ class FolderDrain:
             drained.endings_done += 1
 
     def _give_back(self, drained: Drained) -> None:
-        """Send jobs of the ledger again whose messages went back to the broker with a dead worker.
+        """Give jobs of the ledger back to it whose messages went back to the broker, or met a hold before they ran.
 
-        Some brokers keep such a message for an hour before they deliver it again; it is passed over then.
+        The former are sent again at once, the latter when nothing holds them any more; neither is an attempt. Some
+        brokers keep such a message for an hour before they deliver it again; it is passed over then.
         """
         tokens = [
             event.delivery.task_id
             for event in drained.batch.events
             if isinstance(event, Ended)
-            and event.state == EndState.RETURNED
+            and event.state in (EndState.RETURNED, EndState.HELD_BACK)
             and job_id_of(event.delivery.task_id) is not None
         ]
         if not tokens:
@@ -335,12 +357,46 @@ class FolderDrain:
         )  # fmt: skip
 
 
+def _is_lost_unstarted(failed: Failed) -> bool:
+    delivery = failed.delivery
+    return (
+        failed.caught is Caught.WORKER_LOST
+        and failed.never_started
+        and delivery.message_state is MessageState.FULL
+        and not delivery.repair_id
+        and job_id_of(delivery.task_id) is None
+    )
+
+
+def _put_aside(failed: Failed, rules: list[HoldRule]) -> Failed:
+    """Return a lost delivery as one that the first rule which matches has put aside; as it is if none does."""
+    delivery = failed.delivery
+
+    def hash_of_payload() -> str:
+        try:
+            packed = conf.sealer().open(delivery.sealed, MESSAGE_CONTEXT)
+        except SealError:
+            return ""
+        decoded = decode_body(*unpack_body(packed))
+        return "" if decoded.error else payload_hash_of_json([decoded.args, decoded.kwargs])
+
+    message = Message(
+        tenant=delivery.tenant, task=delivery.task, queue=delivery.queue, task_id=delivery.task_id,
+        payload_hash=hash_of_payload,
+    )  # fmt: skip
+    rule = first_match(rules, message)
+    if rule is None:
+        return failed
+    delivery.hold_id, delivery.clock_us = rule.id, rule.clock_us
+    return replace(failed, caught=Caught.HELD, error=ErrorReport(error_class="", text=""), sealed_error=b"")
+
+
 def _are_counted(stored: dict[str, int], offsets: dict[str, int]) -> bool:
     """Whether everything up to ``offsets`` has been counted already."""
     return bool(offsets) and all(stored.get(name, -1) >= offset for name, offset in offsets.items())
 
 
-COUNTED = ("received", "succeeded", "failed", "retried", "ignored", "revoked", "lost", "returned")
+COUNTED = ("received", "succeeded", "failed", "retried", "ignored", "revoked", "lost", "returned", "held")
 
 
 _ENDED_AS = {
@@ -348,8 +404,13 @@ _ENDED_AS = {
     EndState.RETRY: COUNTED.index("retried"),
     EndState.REVOKED: COUNTED.index("revoked"),
     EndState.RETURNED: COUNTED.index("returned"),
+    EndState.HELD_BACK: COUNTED.index("held"),
 }
-_FAILED_AS = {Caught.WORKER_LOST: COUNTED.index("lost"), Caught.EXPIRED: COUNTED.index("revoked")}
+_FAILED_AS = {
+    Caught.WORKER_LOST: COUNTED.index("lost"),
+    Caught.EXPIRED: COUNTED.index("revoked"),
+    Caught.HELD: COUNTED.index("held"),
+}
 
 
 def _counted_as(event: Ended | Failed) -> int:

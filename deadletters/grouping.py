@@ -197,6 +197,7 @@ _BY_CATCH = {
     Caught.REJECTED_MESSAGE: "{task} could not be read",
     Caught.EXPIRED: "{task} expired before it was started",
     Caught.REQUEUED_AFTER_ACK: "{task} was handed back after it had been acknowledged",
+    Caught.HELD: "{task} is on hold",
 }
 
 

@@ -19,6 +19,7 @@ from deadletters.arguments import NO_JSON, describe_arguments
 from deadletters.journal.events import Caught, Delivery, Ended, ErrorReport, Failed, MessageState
 from deadletters.journal.frames import MESSAGE_CONTEXT
 from deadletters.journal.message import unpack_body, unpack_expiry
+from deadletters.models import hold_incident_key
 from deadletters.outcome import Judgement, combine, judge
 from deadletters.policy import PolicyBook, TaskPolicySpec
 from incidents.models import Severity
@@ -115,6 +116,13 @@ class Failure:
     is_set_aside: bool = False
     report_id: str = ""  # of the ledger's job, if it belongs to a report
     outbox_id: str = ""  # the same, if it sends what an outbox holds
+    hold_id: UUID | None = None  # of the hold that put its message aside
+    turn_at: datetime | None = None  # when it was its turn, of such a one; None: when it happened
+
+    @property
+    def is_held(self) -> bool:
+        """Whether nothing has failed: a hold has put its message aside."""
+        return self.caught is Caught.HELD
 
     @property
     def is_failed_repair(self) -> bool:
@@ -194,6 +202,10 @@ class Intake:
         fingerprint = grouping.fingerprint(delivery.queue, job_id or None, message_id)
         happened_at, is_exact = clock.moment(boot=failed.at_boot, wall=failed.at_wall, boot_id=boot_id)
         mode = policy.grouping or self.mode
+        hold_id = turn_at = None
+        if failed.caught is Caught.HELD:
+            hold_id, mode = _uuid_of(delivery.hold_id), grouping.GroupingMode.CAUSE
+            turn_at = _turn_of(failed)
         judgement = self.judgement(error, policy, delivery, caught=failed.caught, never_started=failed.never_started)
         report_id = outbox_id = ""
         if job is not None:
@@ -228,9 +240,11 @@ class Intake:
             traceback=traceback,
             traceback_digest=digest,
             judgement=judgement,
-            severity=SEVERITIES[policy.severity],
+            severity=Severity.LOW if failed.caught is Caught.HELD else SEVERITIES[policy.severity],
             grouping=mode,
-            incident_key=grouping.grouping_key(
+            incident_key=hold_incident_key(hold_id or "unknown")
+            if failed.caught is Caught.HELD
+            else grouping.grouping_key(
                 mode=mode,
                 tenant=tenant,
                 source=self.source,
@@ -262,6 +276,8 @@ class Intake:
             never_started=failed.never_started,
             report_id=report_id,
             outbox_id=outbox_id,
+            hold_id=hold_id,
+            turn_at=turn_at,
         )
 
     def _traceback(self, error: ErrorReport) -> tuple[str, str]:
@@ -370,6 +386,29 @@ def _redacted_traceback(redactor: Redactor, text: str) -> tuple[str, str]:
 
 def _repair_of(delivery: Delivery, job: Job | None) -> UUID | None:
     return UUID(delivery.repair_id) if job is None else job.repair_id
+
+
+def _turn_of(failed: Failed) -> datetime | None:
+    """Return when it was a message's turn that a hold has put aside, None if nothing says so.
+
+    Several processes put aside what one has received, and several transactions record it: only when it was received, by
+    a clock that is read once, says which came first. A message with a time to start at takes its turn then.
+    """
+    delivery = failed.delivery
+    boot = failed.at_boot if delivery.timed else delivery.received_boot
+    if not delivery.clock_us or not boot:
+        return None
+    try:
+        return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=delivery.clock_us + round(boot * 1e6))
+    except OverflowError:
+        return None
+
+
+def _uuid_of(text: str) -> UUID | None:
+    try:
+        return UUID(text)
+    except ValueError:
+        return None
 
 
 def _judged_before(job: Job) -> Judgement | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+from typing import TYPE_CHECKING
+
 from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models import F, Q
@@ -10,7 +13,13 @@ from deadletters.grouping import GroupingMode
 from deadletters.journal.events import Caught, MessageState
 from deadletters.outcome import Effects, OutcomeClass
 from deadletters.policy import TaskPolicySpec
-from deadletters.querysets import DeadLetterQuerySet, OccurrenceQuerySet, TaskMinuteQuerySet, WorkerNodeQuerySet
+from deadletters.querysets import (
+    DeadLetterQuerySet,
+    HoldQuerySet,
+    OccurrenceQuerySet,
+    TaskMinuteQuerySet,
+    WorkerNodeQuerySet,
+)
 from grants.resources import Resource
 from incidents.models import Grouping, Incident, Severity
 from opsconsole.core.ids import new_id
@@ -38,7 +47,7 @@ def _choices(enum: type[Caught] | type[MessageState] | type[OutcomeClass] | type
 
 
 class DeadLetter(models.Model):
-    """One job that failed with no automatic attempt left.
+    """One job that failed with no automatic attempt left, or that a hold has put aside before it ran.
 
     Unresolved means: own state open, held or retrying, in the running episode of an incident that is not resolved. A
     letter of an earlier episode was closed with that episode.
@@ -88,6 +97,8 @@ class DeadLetter(models.Model):
     # want it to run any more, and the shape of its arguments (see ``deadletters.arguments.describe_arguments``).
     expires_at = models.DateTimeField(null=True)
     arguments = models.CharField(max_length=300, db_default="")
+    # Of the hold that put its message aside, also after the hold and its row are gone.
+    hold_id = models.UUIDField(null=True)
     occurrence_count = models.BigIntegerField(db_default=0)
     first_seen_at = models.DateTimeField()
     last_seen_at = models.DateTimeField()
@@ -130,6 +141,10 @@ class DeadLetter(models.Model):
             # A job of Celery's has its task's id, so that this index holds the others alone and costs most failures
             # nothing; ``DeadLetterQuerySet.is_of_job`` asks so that both are used.
             models.Index(F("job_id"), condition=~Q(job_id=F("task_id")), name="ops_letter_job_id"),
+            # What a hold has put aside, in the order in which it came.
+            models.Index(
+                F("hold_id"), F("first_seen_at"), F("id"), condition=Q(hold_id__isnull=False), name="ops_letter_of_hold"
+            ),
             # For retention, and for the part of a list that is closed; a letter is written into them when it is closed.
             models.Index(F("closed_at"), F("id"), condition=Q(closed_at__isnull=False), name="ops_letter_closed"),
             models.Index(
@@ -165,6 +180,104 @@ class DeadLetter(models.Model):
         if self.is_closed(incident):
             return "resolved"
         return str(self.state) if self.state == LetterState.HELD else str(incident.state)
+
+
+class HoldState(models.TextChoices):
+    """Whether matching messages are put aside. What was put aside stays so however a hold ends, until it is sent on."""
+
+    ACTIVE = "active"  # workers put matching messages aside, until ends_at
+    ENDED = "ended"  # somebody has ended it
+    EXPIRED = "expired"  # its time was over
+
+
+class Hold(models.Model):
+    """Which messages are put aside before they run: those in which every named part is the same.
+
+    ``tenant`` and ``source`` are ``*`` for every one. Workers obey ``ends_at`` by themselves; ``expired`` is written a
+    moment later. ``letter_count`` is how many messages it has put aside, not how many still are.
+    """
+
+    id = models.UUIDField(primary_key=True, default=new_id, editable=False)
+    tenant = models.CharField(max_length=100)
+    source = models.CharField(max_length=100)
+    job_type = models.CharField(max_length=255, db_default="")
+    queue = models.CharField(max_length=200, db_default="")
+    task_id = models.CharField(max_length=255, db_default="")
+    payload_hash = models.CharField(max_length=64, db_default="")
+    state = models.CharField(max_length=12, choices=HoldState.choices, db_default=HoldState.ACTIVE)
+    reason = models.CharField(max_length=500)
+    placed_by = models.CharField(max_length=200)
+    placed_by_name = models.CharField(max_length=200, db_default="")
+    placed_at = models.DateTimeField()
+    ends_at = models.DateTimeField()
+    ended_by = models.CharField(max_length=200, db_default="")
+    ended_by_name = models.CharField(max_length=200, db_default="")
+    ended_at = models.DateTimeField(null=True)
+    released_at = models.DateTimeField(null=True)
+    redrive_id = models.UUIDField(null=True)
+    letter_count = models.BigIntegerField(db_default=0)
+
+    objects = HoldQuerySet.as_manager()
+
+    if TYPE_CHECKING:
+        locked_at: datetime
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(condition=Q(state__in=HoldState.values), name="ops_hold_state"),
+            models.CheckConstraint(condition=~Q(tenant="") & ~Q(source=""), name="ops_hold_scope"),
+            models.CheckConstraint(
+                condition=~Q(job_type="") | ~Q(queue="") | ~Q(task_id=""), name="ops_hold_names_something"
+            ),
+            models.CheckConstraint(
+                condition=Q(state=HoldState.ACTIVE, ended_at__isnull=True)
+                | (~Q(state=HoldState.ACTIVE) & Q(ended_at__isnull=False)),
+                name="ops_hold_ended_at",
+            ),
+        ]
+        indexes = [
+            # What each worker asks for every two seconds: never more than a few rows.
+            models.Index(F("source"), F("id"), condition=Q(state=HoldState.ACTIVE), name="ops_hold_active"),
+            models.Index(F("placed_at").desc(), F("id").desc(), name="ops_hold_newest"),
+            models.Index(F("tenant"), F("placed_at").desc(), F("id").desc(), name="ops_hold_of_tenant"),
+        ]
+
+    def __str__(self) -> str:
+        return self.words
+
+    @property
+    def words(self) -> str:
+        """What it holds, for people."""
+        named = (
+            ("task", self.job_type), ("queue", self.queue), ("task id", self.task_id),
+            ("payload", self.payload_hash[:12]), ("tenant", "" if self.tenant == "*" else self.tenant),
+        )  # fmt: skip
+        return ", ".join(f"{what} {value}" for what, value in named if value)
+
+    @property
+    def incident_key(self) -> str:
+        """The key of its incidents: one for each tenant and source of which it has put messages aside."""
+        return hold_incident_key(self.id)
+
+    @property
+    def resource(self) -> Resource:
+        """What a request that touches this hold touches; ``*`` asks for a capability over every tenant (B2)."""
+        return Resource(tenant=self.tenant, target_type="hold", target_id=str(self.id))
+
+    def extend(self, *, until: datetime) -> None:
+        """Move its end."""
+        self.ends_at = until
+        self.save(update_fields=["ends_at"])
+
+    def end(self, *, state: HoldState, by: str, name: str, at: datetime) -> None:
+        """Stop holding; what was put aside stays so."""
+        self.state, self.ended_by, self.ended_by_name, self.ended_at = state, by, name, at
+        self.save(update_fields=["state", "ended_by", "ended_by_name", "ended_at"])
+
+
+def hold_incident_key(hold_id: object) -> str:
+    """Return the key of the incidents of a hold."""
+    return f"hold:{hold_id}"
 
 
 class TracebackText(models.Model):
@@ -306,7 +419,7 @@ class JournalFolder(models.Model):
 class TaskMinute(models.Model):
     """What became of one task's deliveries in one minute.
 
-    Over any span: received = succeeded + failed + retried + ignored + revoked + lost + returned + in flight.
+    Over any span: received = succeeded + failed + retried + ignored + revoked + lost + returned + held + in flight.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -322,6 +435,7 @@ class TaskMinute(models.Model):
     revoked = models.BigIntegerField(db_default=0)
     lost = models.BigIntegerField(db_default=0)
     returned = models.BigIntegerField(db_default=0)
+    held = models.BigIntegerField(db_default=0)
 
     objects = TaskMinuteQuerySet.as_manager()
 

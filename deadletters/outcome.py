@@ -106,6 +106,7 @@ _NOT_STARTED = {
     Caught.UNKNOWN: "No worker knew a task of this name, so nothing has run.",
     Caught.REJECTED_MESSAGE: "The message could not be read, so nothing has run.",
     Caught.EXPIRED: "It expired before it was started, so nothing has run.",
+    Caught.HELD: "A hold put it aside before this attempt was started.",
 }
 
 _TIMED_OUT = "It timed out waiting; what it had asked for may have been done."

@@ -10,13 +10,16 @@ from django.db import models
 from django.db.models import F, Q
 
 from deadletters.search import LETTER_WORDS, named_letters
+from grants.access import holds
+from grants.actions import Action
+from grants.operators import Operator
 from grants.querysets import ScopedQuerySet
-from grants.resources import Resource
-from opsconsole.core.database import AnyOf, locked
+from grants.resources import ANY, Resource
+from opsconsole.core.database import AnyOf, database_now, locked
 from opsconsole.core.search import Searchable
 
 if TYPE_CHECKING:
-    from deadletters.models import DeadLetter, Occurrence, WorkerNode  # noqa: F401  (named in the strings below)
+    from deadletters.models import DeadLetter, Hold, Occurrence, WorkerNode  # noqa: F401  (named in the strings below)
 
 NODE_IS_GONE_AFTER = timedelta(seconds=60)
 """Six missed reports: a worker that has not reported for so long does not count as serving anything."""
@@ -104,6 +107,46 @@ class TaskMinuteQuerySet(ScopedQuerySet):
 
     actor_type_column: ClassVar[str | None] = None
     actor_id_column: ClassVar[str | None] = None
+
+
+class HoldQuerySet(ScopedQuerySet):
+    """Holds belong to a tenant as a whole, or to every tenant: a grant for one actor shows none of a tenant's."""
+
+    actor_type_column: ClassVar[str | None] = None
+    actor_id_column: ClassVar[str | None] = None
+
+    def seen_by(self, operator: Operator) -> HoldQuerySet:
+        """Holds that the operator may know of; one of every tenant is known to whoever may inspect anything at all.
+
+        It says why their jobs do not run, and nothing of anybody's jobs.
+        """
+        mine = self.visible_to(operator, Action.INSPECT).values("id")
+        return self.filter(Q(id__in=mine) | Q(tenant=ANY)) if holds(operator, Action.INSPECT) else self.none()
+
+    def in_force(self, source: str, now: datetime) -> HoldQuerySet:
+        """Holds that the workers of a source obey now."""
+        return self.filter(source__in=(source, ANY), state="active", ends_at__gt=now)
+
+    def overdue(self, now: datetime) -> HoldQuerySet:
+        """Holds whose time is over and which do not say so yet."""
+        return self.filter(state="active", ends_at__lte=now)
+
+    def newest_first(self) -> HoldQuerySet:
+        return self.order_by("-placed_at", "-id")
+
+    def scope(self, hold_id: UUID) -> Resource | None:
+        """Return the columns that never change after insert, or ``None`` if there is no such hold."""
+        tenant = self.filter(id=hold_id).values_list("tenant", flat=True).first()
+        return None if tenant is None else Resource(tenant=tenant, target_type="hold", target_id=str(hold_id))
+
+    def lock(self, hold_id: UUID) -> Hold:
+        """Return the locked row with ``locked_at``, the database's clock after the lock was had.
+
+        Raises ``Hold.DoesNotExist``. Whoever needs an incident or a letter as well has locked those before.
+        """
+        hold: Hold = locked(self.filter(id=hold_id)).get()
+        hold.locked_at = database_now(self.db)
+        return hold
 
 
 class WorkerNodeQuerySet(models.QuerySet["WorkerNode"]):

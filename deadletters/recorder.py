@@ -6,6 +6,7 @@ read after they were had; a plan made from an unlocked read is thrown away when 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,28 +14,32 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import IntegrityError, connection, transaction
+from django.db.models import F
 
 from deadletters import conf
-from deadletters.grouping import GroupingMode
+from deadletters.grouping import TITLE_LENGTH, GroupingMode
 from deadletters.intake import Failure, rebind_message
 from deadletters.journal.events import Caught, MessageState
-from deadletters.models import DeadLetter, LetterState, Occurrence, SealedMessage, TracebackText
+from deadletters.models import DeadLetter, Hold, LetterState, Occurrence, SealedMessage, TracebackText
 from deadletters.outcome import Judgement, OutcomeClass, combine
 from grants import audit
 from grants.access import SYSTEM_CAPABILITY
 from grants.audit import AuditEntry
 from grants.operators import SYSTEM
 from grants.resources import Resource
-from incidents.models import EpisodeEnd, Incident, IncidentNumber, IncidentState
+from incidents.models import HOLD_CATEGORY, EpisodeEnd, Incident, IncidentNumber, IncidentState
 from opsconsole.core.canonical_json import JsonValue, canonical_json
 from opsconsole.core.database import AnyOf, RowWriter, is_unique_violation, locked, plain_value
 from opsconsole.core.ids import new_id
+from opsconsole.core.safe_text import shorten
 
 LETTER_RECORDED = "queue.dead_lettered"
+LETTER_HELD = "queue.held"
 INCIDENT_OPENED = "operations.incident_opened"
 INCIDENT_REOPENED = "operations.incident_reopened"
 PLANS_AT_MOST = 5
-OPEN = LetterState.OPEN.value  # asked of the enumeration for every row, it would cost more than the row
+# Asked of the enumeration for every row, they would cost more than the row.
+OPEN, HELD = LetterState.OPEN.value, LetterState.HELD.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +120,8 @@ class _Recording:
         self.relieved: dict[UUID, str] = {}  # who had what has opened again
         self.changed: set[UUID] = set()
         self.messages: list[tuple[Failure, UUID, bytes]] = []
+        self.holds = _holds_of(failures)
+        self.held: Counter[UUID] = Counter()  # messages newly put aside, by hold
 
     def run(self) -> list[Recorded]:
         self._lock()
@@ -127,7 +134,7 @@ class _Recording:
             letter = self.letters.get(self._identity(failure))
             told = known.get((failure.tenant, failure.delivery))
             if told is not None:
-                is_real = told.caught == Caught.WORKER_LOST and failure.caught != Caught.WORKER_LOST
+                is_real = _is_better_known(told.caught, failure.caught)
                 if letter is None or letter.id != told.letter_id:
                     pass
                 elif is_real:
@@ -244,6 +251,9 @@ class _Recording:
         for number, key in zip(numbers, sorted(needed), strict=True):
             failure = needed[key]
             is_job = failure.grouping == GroupingMode.JOB
+            category, title, summary = "queue_dead_letter", "", ""
+            if failure.is_held:
+                category, title, summary = self._words_of_hold(failure)
             rows.append(
                 (
                     new_id(),
@@ -253,10 +263,10 @@ class _Recording:
                     failure.incident_key,
                     failure.grouping.value,
                     int(failure.severity),
-                    "queue_dead_letter",
+                    category,
                     IncidentState.OPEN.value,
-                    failure.title,
-                    failure.summary,
+                    title or failure.title,
+                    summary or failure.summary,
                     failure.job_type,
                     ("queue_job" if failure.job_id else "queue_message") if is_job else "job_type",
                     (failure.job_id or failure.delivery[:200]) if is_job else failure.job_type[:200],
@@ -273,6 +283,15 @@ class _Recording:
             )
         made = INCIDENTS.insert_returning(rows, "id")
         return {UUID(text) for text in made}
+
+    def _words_of_hold(self, failure: Failure) -> tuple[str, str, str]:
+        """Return category, title and summary of a hold's incident; made of the message where the hold is not known."""
+        hold = self.holds.get(failure.hold_id)
+        if hold is None:
+            return HOLD_CATEGORY, failure.title, "Its messages were put aside by a hold that is not known here."
+        title = shorten(f"On hold: {hold.words}", TITLE_LENGTH)
+        summary = f"Nothing has failed: {hold.placed_by_name} has put these jobs aside. {hold.reason}"
+        return HOLD_CATEGORY, title, summary
 
     def _read_episode_ends(self) -> None:
         wanted = {
@@ -309,7 +328,19 @@ class _Recording:
         incident.letter_count += 1
         incident.unresolved_count += 1
         incident.note_occurrence(failure.happened_at)
-        self._break_acknowledgement(incident, failure)
+        if failure.is_held:
+            self._count_held(incident, failure)
+        else:
+            self._break_acknowledgement(incident, failure)
+
+    def _count_held(self, incident: Incident, failure: Failure) -> None:
+        """Count a message that is newly put aside. Whoever has placed the hold has its incident from the beginning."""
+        hold = self.holds.get(failure.hold_id)
+        if hold is None:
+            return
+        self.held[hold.id] += 1
+        if incident.state == IncidentState.OPEN and (incident.id in self.opened or incident.id in self.reopened):
+            incident.take(by=hold.placed_by, name=hold.placed_by_name, at=self.now)
 
     def _open_for(self, incident: Incident) -> None:
         """Make the incident one that may have an unresolved letter."""
@@ -339,8 +370,13 @@ class _Recording:
         is_failed_repair = failure.is_failed_repair
         self.changed.add(incident.id)
         letter.occurrence_count += 1
+        if failure.is_held and not letter.is_closed(incident):
+            # What is known of it stays: it waits for a decision, is on hold, or is under repair already.
+            incident.note_occurrence(failure.happened_at)
+            self._adopt_message(letter, failure)
+            return False
         if letter.is_closed(incident):
-            if self._is_late(letter, incident, failure):
+            if not failure.is_held and self._is_late(letter, incident, failure):
                 incident.note_occurrence(failure.happened_at, is_late=True)
                 if is_failed_repair and letter.state == LetterState.RETRYING:
                     # Closed through its incident all the same; but nobody is repairing it any more.
@@ -351,7 +387,7 @@ class _Recording:
         else:
             incident.note_occurrence(failure.happened_at)
             judgement = combine(_judgement_of(letter), failure.judgement)
-            if is_failed_repair:
+            if is_failed_repair or letter.state == LetterState.HELD:
                 letter.state = LetterState.OPEN
             self._break_acknowledgement(incident, failure)
         _describe(letter, failure, judgement)
@@ -378,11 +414,15 @@ class _Recording:
             self.reopened[target.id] = reason
         target.unresolved_count += 1
         target.note_occurrence(failure.happened_at)
-        self._break_acknowledgement(target, failure)
+        if failure.is_held:
+            self._count_held(target, failure)
+        else:
+            self._break_acknowledgement(target, failure)
         self.changed.add(target.id)
         letter.incident = target
         letter.episode = target.episode
-        letter.state = LetterState.OPEN
+        letter.state = LetterState.HELD if failure.is_held else LetterState.OPEN
+        letter.hold_id = failure.hold_id
         letter.closed_at = None
         # A discarded letter has no message any more; the new delivery brought it again.
         self._adopt_message(letter, failure)
@@ -411,7 +451,12 @@ class _Recording:
         return True
 
     def _replace_presumed_loss(self, known: _Known, letter: DeadLetter, failure: Failure) -> None:
-        """A delivery presumed lost has been heard of after all: what it said replaces the presumption."""
+        """A delivery presumed lost has been heard of after all, or one put aside was delivered again and has failed.
+
+        What it said now replaces what was told of it.
+        """
+        if letter.state == LetterState.HELD:
+            letter.state = LetterState.OPEN
         told: dict[str, Any] = {
             "caught": failure.caught,
             "error_class": failure.error_class,
@@ -458,6 +503,9 @@ class _Recording:
             ]
         )
         _save_letters(changed)
+        # The last lock of all, in the order of their ids.
+        for hold_id, count in sorted(self.held.items()):
+            Hold.objects.filter(id=hold_id).update(letter_count=F("letter_count") + count)
         Incident.objects.save_recorded([row for row in self.incidents.values() if row.id in self.changed])
         unused = self.opened - self.changed
         if unused:
@@ -478,13 +526,13 @@ class _Recording:
         return (
             failure.letter_id, failure.tenant, failure.source, failure.fingerprint, incident.id, incident.episode,
             failure.job_type, failure.queue, failure.job_id, failure.task_id, failure.actor_type, failure.actor_id,
-            OPEN, str(failure.judgement.outcome), failure.judgement.reason[:300],
-            str(failure.caught), "queue_retries_exhausted", failure.error_class, failure.error_text,
-            failure.call_site, failure.retries + 1, 1, failure.preview, str(failure.message_state),
+            HELD if failure.is_held else OPEN, str(failure.judgement.outcome), failure.judgement.reason[:300],
+            str(failure.caught), _error_code(failure), failure.error_class, failure.error_text,
+            failure.call_site, _attempts(failure), 1, failure.preview, str(failure.message_state),
             failure.exchange, failure.routing_key, failure.priority, failure.root_id, failure.parent_id,
             failure.group_id, failure.chord_id, failure.worker, failure.release, failure.trace_id,
-            failure.sentry_id, failure.is_set_aside, bool(failure.report_id), bool(failure.outbox_id),
-            failure.expires_at, failure.arguments, 1, failure.happened_at, failure.happened_at,
+            failure.sentry_id, failure.is_set_aside, failure.hold_id, bool(failure.report_id), bool(failure.outbox_id),
+            failure.expires_at, failure.arguments, 1, failure.turn_at or failure.happened_at, failure.happened_at,
         )  # fmt: skip
 
     def _occurrence_row(self, failure: Failure, letter_id: UUID, is_late: bool) -> tuple[Any, ...]:
@@ -499,7 +547,7 @@ class _Recording:
         outcomes: dict[tuple[Any, ...], dict[str, JsonValue]] = {}
         events = [
             AuditEntry(
-                action=LETTER_RECORDED,
+                action=LETTER_HELD if failure.is_held else LETTER_RECORDED,
                 operator=SYSTEM,
                 capability=SYSTEM_CAPABILITY,
                 resource=Resource(
@@ -529,7 +577,7 @@ class _Recording:
         outcome = known.get(key)
         if outcome is None:
             outcome = known[key] = {
-                "errorCode": "queue_retries_exhausted",
+                "errorCode": _error_code(failure),
                 "hasOutboxReference": bool(failure.outbox_id),
                 "hasReportReference": bool(failure.report_id),
                 "incident": str(incident_id),
@@ -565,6 +613,32 @@ def incident_event(incident: Incident, reason: str, now: datetime, *, held_by: s
     )
 
 
+def _holds_of(failures: Sequence[Failure]) -> dict[UUID | None, Hold]:
+    """Return the holds that have put messages aside, by id; one that is not there any more is left out."""
+    wanted = {failure.hold_id for failure in failures if failure.hold_id is not None}
+    return {hold.id: hold for hold in Hold.objects.filter(id__in=wanted)} if wanted else {}
+
+
+def _is_better_known(told: str, now: Caught) -> bool:
+    """Say whether a second report of one delivery is to replace the first.
+
+    What was presumed lost gives way to what has happened. So does what was put aside, and was delivered again when no
+    hold kept it; but not what may have run to its having been put aside the second time.
+    """
+    if told == Caught.WORKER_LOST:
+        return now not in (Caught.WORKER_LOST, Caught.HELD)
+    return told == Caught.HELD and now is not Caught.HELD
+
+
+def _error_code(failure: Failure) -> str:
+    return "held" if failure.is_held else "queue_retries_exhausted"
+
+
+def _attempts(failure: Failure) -> int:
+    """Return how many attempts have run: of what was put aside, the one that it was to be has not."""
+    return failure.retries if failure.is_held else failure.retries + 1
+
+
 def _judgement_of(letter: DeadLetter) -> Judgement:
     return Judgement(outcome=OutcomeClass(letter.outcome_class), reason=letter.outcome_reason)
 
@@ -577,7 +651,7 @@ def _describe(letter: DeadLetter, failure: Failure, judgement: Judgement) -> Non
     letter.error_class = failure.error_class
     letter.error_text = failure.error_text
     letter.call_site = failure.call_site
-    letter.attempts = failure.retries + 1
+    letter.attempts = _attempts(failure)
     letter.worker = failure.worker
     letter.release = failure.release
     letter.last_seen_at = max(letter.last_seen_at, failure.happened_at)
@@ -586,7 +660,7 @@ def _describe(letter: DeadLetter, failure: Failure, judgement: Judgement) -> Non
 CHANGED = (
     "incident_id", "episode", "state", "outcome_class", "outcome_reason", "caught", "error_class", "error_text",
     "call_site", "attempts", "message_state", "payload_preview", "expires_at", "arguments", "worker", "release",
-    "occurrence_count", "last_seen_at", "closed_at",
+    "hold_id", "occurrence_count", "last_seen_at", "closed_at",
 )  # fmt: skip
 
 
@@ -627,8 +701,8 @@ LETTERS = RowWriter(
         "actor_type", "actor_id", "state", "outcome_class", "outcome_reason", "caught", "error_code", "error_class",
         "error_text", "call_site", "attempts", "payload_version", "payload_preview", "message_state", "exchange",
         "routing_key", "priority", "root_id", "parent_id", "group_id", "chord_id", "worker", "release", "trace_id",
-        "sentry_id", "is_set_aside", "has_report", "has_outbox", "expires_at", "arguments", "occurrence_count",
-        "first_seen_at", "last_seen_at",
+        "sentry_id", "is_set_aside", "hold_id", "has_report", "has_outbox", "expires_at", "arguments",
+        "occurrence_count", "first_seen_at", "last_seen_at",
     ),
 )  # fmt: skip
 TRACEBACKS = RowWriter(TracebackText, ("digest", "text"), suffix="ON CONFLICT (digest) DO NOTHING")

@@ -15,6 +15,7 @@ from django.db.models import BigIntegerField, Case, DateTimeField, F, Q, QuerySe
 from django.db.models.functions import TruncHour
 
 from deadletters import drainer
+from deadletters.journal.events import Caught
 from deadletters.listing import STANDINGS, UNRESOLVED, read_letters
 from deadletters.models import (
     UNSETTLED,
@@ -308,7 +309,7 @@ def list_worker_nodes(
 
 # -- totals for the overview -------------------------------------------------------------------------------------------
 
-SPAN_COLUMNS = ("received", "succeeded", "failed", "retried", "ignored", "revoked", "lost", "returned")
+SPAN_COLUMNS = ("received", "succeeded", "failed", "retried", "ignored", "revoked", "lost", "returned", "held")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -372,8 +373,11 @@ def count_unresolved(letters: DeadLetterQuerySet, limit: int) -> tuple[list[Unre
 
 
 def count_failed_since(letters: DeadLetterQuerySet, since: datetime, limit: int) -> tuple[dict[UUID, int], bool]:
-    """Count by incident the letters that failed since then, the newest ``limit`` of them; true = there are more."""
-    rows = letters.filter(last_seen_at__gte=since).newest_first()
+    """Count by incident the letters that failed since then, the newest ``limit`` of them; true = there are more.
+
+    What a hold has put aside has not failed.
+    """
+    rows = letters.filter(last_seen_at__gte=since).exclude(caught=Caught.HELD).newest_first()
     found = {UUID(str(incident)): count for incident, count in count_alike(rows, ("incident_id",), limit + 1)}
     return found, sum(found.values()) > limit
 

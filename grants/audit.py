@@ -81,6 +81,23 @@ def replayed(
     return found
 
 
+def replayed_creation(*, key: str, action: str, operator: Operator, target_type: str, digest: str) -> AuditEvent | None:
+    """Do what ``replayed`` does for a request that makes its target, which the row it left names.
+
+    There is nothing to lock before: of two at once, the second has to ask again when its own row was refused.
+    """
+    found = (
+        AuditEvent.objects.filter(
+            operator_kind=operator.kind, operator_id=operator.id, action=action, idempotency_key=stored_key(key)
+        )
+        .order_by("id")
+        .first()
+    )
+    if found is not None and (found.target_type, found.request_digest) != (target_type, digest):
+        raise IdempotencyKeyReused
+    return found
+
+
 def has_key(*, key: str, action: str, operator: Operator, target_id: str) -> bool:
     """Say whether this operator has done that to a target under this key before, whatever the answer was."""
     return AuditEvent.objects.filter(

@@ -88,6 +88,10 @@ AUDIT_WORDS = {
     "operations.incident_opened": "opened it",
     REOPENED: "opened it again",
     "operations.incident_retry_applied": "retried jobs of it",
+    "holds.placed": "put the hold on these jobs",
+    "holds.extended": "moved the end of the hold",
+    "holds.ended": "ended the hold; what it has put aside stays so",
+    "holds.expired": "noted that the time of the hold was over; what it has put aside stays so",
 }
 UNTIL_WORDS = {
     "repair_failed": "until a repair failed",
@@ -864,6 +868,8 @@ def _why(event: Told, outcome: Mapping[str, Any]) -> str:
         return resolution_words(str(outcome.get("code") or outcome.get("resolution") or ""))
     if event.what == REOPENED:
         return REOPENED_WORDS.get(str(outcome.get("reason", "")), "")
+    if event.what in ("holds.placed", "holds.extended"):
+        return f"until {when(datetime.fromisoformat(str(outcome['endsAt'])))} UTC"
     if event.what == RELEASED and outcome.get("heldBy") not in ("", event.name, None):
         return f"{outcome['heldBy']} had it"
     return ""

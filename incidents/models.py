@@ -35,6 +35,8 @@ class IncidentState(models.TextChoices):
     RESOLVED = "resolved"  # no letter is unresolved; resolved_at, code and summary say how it ended
 
 
+HOLD_CATEGORY = "hold"
+"""Of an incident whose jobs have not failed: a hold has put them aside. Its key is ``hold:`` and the hold's id."""
 UNRESOLVED_STATES = (IncidentState.OPEN, IncidentState.ACKNOWLEDGED)
 
 
@@ -170,6 +172,8 @@ class Incident(models.Model):
                 F("id").desc(),
                 name="ops_incident_of_task",
             ),
+            # Of each hold one for each tenant and source: a few rows of all.
+            models.Index(F("key"), condition=Q(category=HOLD_CATEGORY), name="ops_incident_of_hold"),
             # What a sweep looks for: hardly any row at a time.
             models.Index(F("id"), condition=UNSTAMPED, name="ops_incident_unstamped"),
         ]

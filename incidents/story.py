@@ -10,11 +10,11 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from django.db.models import BigIntegerField, CharField, DateTimeField, F, QuerySet, UUIDField, Value
+from django.db.models import BigIntegerField, CharField, DateTimeField, F, Q, QuerySet, UUIDField, Value
 from django.db.models.functions import Cast
 
 from grants.models import AuditEvent, Verdict
-from incidents.models import EpisodeEnd, Incident
+from incidents.models import HOLD_CATEGORY, EpisodeEnd, Incident
 
 EVENT, END = "event", "end"
 EVENTS_TOLD = 50
@@ -67,13 +67,21 @@ def part_of(part: str, rows: QuerySet[Any], **columns: Any) -> QuerySet[Any]:
     return made
 
 
+def what_happened_to(incident: Incident) -> Q:
+    """Return the condition for the rows of the audit trail that tell of it; of a hold's, also those of the hold."""
+    found = Q(target_type="incident", target_id=str(incident.id))
+    if incident.category == HOLD_CATEGORY:
+        found |= Q(target_type="hold", target_id=incident.key.removeprefix("hold:"))
+    return found
+
+
 def event_parts(incident: Incident) -> list[QuerySet[Any]]:
     """Return what people and the system did to it, and how its episodes ended; each newest first.
 
     Of an event ``what`` is the action, ``text`` the reason and ``more`` the outcome as JSON; of an end ``what`` is the
     code, ``text`` the summary, ``number`` the episode and ``second`` how many jobs were not repaired.
     """
-    events = AuditEvent.objects.filter(target_type="incident", target_id=str(incident.id), verdict=Verdict.ALLOWED)
+    events = AuditEvent.objects.filter(what_happened_to(incident), verdict=Verdict.ALLOWED)
     ends = EpisodeEnd.objects.filter(incident=incident)
     return [
         part_of(

@@ -11,6 +11,8 @@ from django.db import connection
 
 from deadletters import conf
 from deadletters.drainer import Drainer
+from deadletters.hold_watch import DatabaseHolds, HoldWatch
+from deadletters.holds import ledger_jobs_on_hold
 from deadletters.journal import hooks as journal_hooks
 from deadletters.journal.hooks import Hooks
 from deadletters.nodes import Reporter, Standing
@@ -38,6 +40,7 @@ class WorkerRuntime:
         self.relay: Relay | None = None
         self.redriver: Redriver | None = None
         self.dispatcher: Dispatcher | None = None
+        self.holds: HoldWatch | None = None
         self.reporter: Reporter | None = None
 
     @classmethod
@@ -52,6 +55,7 @@ class WorkerRuntime:
             root=chosen.root,
             identity=conf.identity(),
             guard=DatabaseGuard(),
+            holds=DatabaseHolds(name),
         )
         return None if journal_hooks.is_switched_off() else cls(app, hooks, name)
 
@@ -70,12 +74,14 @@ class WorkerRuntime:
             )
             self.drainer.start()
         owner = folder.name if folder is not None else f"{self.hooks.node}.{self.pid}"
+        self.holds = HoldWatch(source=self.source, book=lambda: self.hooks.holds)
+        self.holds.start()
         self.relay = Relay(self.app, source=self.source, owner=owner)
         self.relay.start()
         self.redriver = Redriver(source=self.source, owner=owner)
         self.redriver.start()
         if Dispatcher.is_wanted(self.app):
-            self.dispatcher = Dispatcher(self.app, source=jobs_conf.source(), owner=owner)
+            self.dispatcher = Dispatcher(self.app, source=jobs_conf.source(), owner=owner, held=ledger_jobs_on_hold)
             self.dispatcher.start()
         pool = getattr(consumer, "pool", None)
         controller = getattr(consumer, "controller", None)
@@ -94,7 +100,7 @@ class WorkerRuntime:
     def stop(self) -> None:
         """Let the threads finish what they have; what they cannot finish stays in the journal."""
         deadline = time.monotonic() + JOIN_SECONDS
-        threads = (self.redriver, self.relay, self.dispatcher, self.drainer, self.reporter)
+        threads = (self.redriver, self.relay, self.dispatcher, self.drainer, self.holds, self.reporter)
         for thread in threads:
             if thread is not None:
                 thread.stop()
@@ -107,7 +113,7 @@ class WorkerRuntime:
 
     def _standing(self) -> Standing:
         drainer = self.drainer
-        threads = (drainer, self.relay, self.redriver, self.dispatcher)
+        threads = (drainer, self.relay, self.redriver, self.dispatcher, self.holds)
         troubles = [thread.trouble for thread in threads if thread is not None and thread.trouble]
         behind = drainer.behind_since if drainer is not None else None
         return Standing(

@@ -30,12 +30,13 @@ class DatabaseGuard:
     marking. What is refused does not run, and so does a repair that is unknown here, such as one lost in a failover.
     """
 
-    def claim(self, *, repair_id: str, task_id: str, retries: int, holder: str) -> None:
+    def claim(self, *, repair_id: str, task_id: str, retries: int, holder: str) -> bool:
         """Claim the start, or raise ``StartRefused``: retriable if the database could not be asked.
 
         A message that carries the header of a repair with another task id is no repair of ours, somebody copied the
-        header; it passes as the ordinary job it is. Each call has a mark of its own in the stored holder: an answer
-        that was lost on its way is recognised as this call's, and not as another delivery's in the same process.
+        header; it passes as the ordinary job it is, with False. Each call has a mark of its own in the stored holder:
+        an answer that was lost on its way is recognised as this call's, and not as another delivery's in the same
+        process.
         """
         try:
             known = UUID(repair_id)
@@ -48,7 +49,7 @@ class DatabaseGuard:
         marked = f"{holder[: 300 - len(mark) - 1]}{MARK}{mark}"
         for attempt in range(TRIES):
             try:
-                self._claim(known, task_id, retries, marked)
+                is_repair = self._claim(known, task_id, retries, marked)
             except Error as error:
                 connection.close()
                 if attempt == TRIES - 1:
@@ -56,9 +57,10 @@ class DatabaseGuard:
                     raise StartRefused(reason, retriable=True) from error
                 time.sleep(PAUSE_SECONDS)
             else:
-                return
+                return is_repair
+        return False
 
-    def _claim(self, repair_id: UUID, task_id: str, retries: int, holder: str) -> None:
+    def _claim(self, repair_id: UUID, task_id: str, retries: int, holder: str) -> bool:
         now = database_now()
         claimed = (
             RepairAction.objects.claimable_start(repair_id, retries)
@@ -72,10 +74,12 @@ class DatabaseGuard:
             )
         )
         if claimed:
-            return
+            return True
         row = RepairAction.objects.filter(id=repair_id).only("state", "new_task_id", "claim_holder").first()
         if row is None:
             raise StartRefused("the repair is not known here", retriable=False)
-        if row.new_task_id != task_id or row.claim_holder == holder:
-            return
+        if row.new_task_id != task_id:
+            return False
+        if row.claim_holder == holder:
+            return True
         raise StartRefused(f"the repair is {row.state} already", retriable=False)

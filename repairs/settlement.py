@@ -10,10 +10,11 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 from django.db import transaction
+from django.db.models import F
 
 from deadletters.journal.events import Caught, Delivery, Ended, EndState, Failed
 from deadletters.locking import lock_letter
-from deadletters.models import DeadLetter, LetterState
+from deadletters.models import DECIDABLE, DeadLetter, LetterState
 from deadletters.recorder import Recorded
 from opsconsole.core.database import AnyOf
 from repairs.guard import MARK
@@ -116,20 +117,23 @@ class DatabaseSettlement:
         )
 
     def _came_back(self, delivery: Delivery) -> None:
-        """A job presumed lost with its worker was delivered again and has succeeded: nothing is left to repair."""
+        """A job presumed lost with its worker, or put aside, was delivered again and has succeeded.
+
+        Nothing is left to repair, or to send on.
+        """
         waiting = DeadLetter.objects.filter(
             tenant=delivery.tenant,
             source=delivery.source,
             task_id=delivery.task_id,
-            state=LetterState.OPEN,
-            caught=Caught.WORKER_LOST,
+            state__in=DECIDABLE,
+            caught__in=(Caught.WORKER_LOST, Caught.HELD),
             occurrences__delivery=f"{delivery.task_id}:{delivery.retries}",
-            occurrences__caught=Caught.WORKER_LOST,
+            occurrences__caught=F("caught"),
         ).values_list("id", flat=True)
         for letter_id in list(waiting):
             with transaction.atomic():
                 incident, letter = lock_letter(letter_id)
-                if letter.state == LetterState.OPEN:
+                if letter.state in DECIDABLE:
                     settle_letter(letter, incident, state=LetterState.OVERTAKEN, at=incident.locked_at)
 
     def _send_again(self, known: RepairAction, ended: Ended) -> None:

@@ -30,6 +30,7 @@ class Caught(StrEnum):
     EXPIRED = "expired"
     REQUEUED_AFTER_ACK = "requeued_after_ack"  # Reject(requeue=True) of a message that had been acknowledged already
     WORKER_LOST = "worker_lost"  # the worker died with the job acknowledged and unfinished
+    HELD = "held"  # nothing went wrong: a hold put the message aside before its body ran
 
 
 class EndState(StrEnum):
@@ -41,6 +42,7 @@ class EndState(StrEnum):
     REVOKED = "revoked"  # by somebody, before or while running
     RETURNED = "returned"  # not acknowledged: the broker still has it
     REFUSED = "refused"  # our start guard would not let a repair start
+    HELD_BACK = "held_back"  # a hold sent a job of the ledger back to it before its body ran
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,6 +84,9 @@ class Delivery:
     worker: str = ""
     boot_id: str = ""
     preview: str = ""  # sealed-free, already redacted short text of the arguments ("" if unknown)
+    hold_id: str = ""  # of the hold that put it aside
+    timed: bool = False  # it had a time to start at, so that when it was received says nothing of its turn
+    clock_us: int = 0  # the database's clock at zero of the host's boot clock, as its turn is told by
 
 
 # The two events are not frozen, though nobody changes one: a frozen field takes three times as long to set.
@@ -111,7 +116,7 @@ class ErrorReport:
 
 @dataclass(slots=True, kw_only=True)
 class Failed:
-    """A delivery that ended badly for good: it is, or adds to, a dead letter."""
+    """A delivery that is, or adds to, a dead letter: it ended badly for good, or a hold has put it aside."""
 
     delivery: Delivery
     caught: Caught

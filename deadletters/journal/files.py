@@ -130,6 +130,31 @@ class JournalFile:
                 frame = b""
             self._write(frame, sync)
 
+    def append_surely(self, payload: bytes) -> None:
+        """Write one entry and wait until the disk has it; raises ``OSError``, and then nothing of it is kept.
+
+        For what must not be done unless it is written down: an entry that waited in memory would tell later of
+        something that has not happened.
+        """
+        frame = make_frame(payload)
+        with self._lock:
+            if self._descriptor < 0:
+                raise OSError("the journal of this process is closed")
+            if self._buffer or self._backlog or self._lost:
+                self._write(b"", False)
+                if self._backlog or self._lost:
+                    raise OSError("entries before this one could not be written")
+            self._write_all(frame)
+            try:
+                os.fsync(self._descriptor)
+            except OSError:
+                self._cut_off(len(frame))
+                self._size -= len(frame)
+                raise
+            self._synced_at = boot_now()
+            if self._size >= self._segment_bytes:
+                self._rotate()
+
     def flush(self) -> None:
         """Write what is buffered, and what could not be written before."""
         with self._lock:

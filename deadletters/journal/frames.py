@@ -49,6 +49,7 @@ class Kind(IntEnum):
     GAP = 18  # entries before this one could not be written; JSON count
     CARRIED = 19  # length and name of a process, then a payload of it, moved here when its segment went
     CLOSED = 20  # deliveries that had ended when segments went: ranges of numbers, and the last ones' task ids; JSON
+    HELD = 21  # a report: a hold has put the message aside before its body ran; flags say how it is acknowledged
 
 
 class End(IntEnum):
@@ -60,6 +61,7 @@ class End(IntEnum):
     REQUEUED = 3  # Reject(requeue=True) before the acknowledgement
     REQUEUED_LATE = 4  # Reject(requeue=True) after it: nobody has the message any more
     REFUSED = 5  # by the start guard
+    HELD_BACK = 6  # by a hold, before its body ran: a job of the ledger, which keeps it
 
 
 IDENTITY_NAMES: Final[dict[str, str]] = {
@@ -77,6 +79,9 @@ IDENTITY_NAMES: Final[dict[str, str]] = {
     "d": "redelivered",
     "w": "trace_id",
     "s": "sentry_id",
+    "h": "hold_id",
+    "e": "timed",
+    "q": "clock_us",
 }
 """What an identity holds beside task id, task, queue and retries, if it is not what is usual."""
 

@@ -15,8 +15,9 @@ import logging
 import os
 import re
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar, cast
@@ -40,11 +41,13 @@ from deadletters.journal.frames import (
     message_part,
     report_part,
 )
+from deadletters.journal.holds import FILE_NAME as HOLDS_FILE
+from deadletters.journal.holds import HoldBook, HoldRule, HoldSource, Message, last_known_path, payload_hash
 from deadletters.journal.message import MAX_MESSAGE_BYTES, TOKEN_KEY, pack_message, pack_parts
 from deadletters.journal.reports import MAX_TEXT, report_error, shorten
 from opsconsole.core.clock import boot_id, boot_now, wall_now
 from opsconsole.core.sealing import Sealer
-from opsconsole.jobs.tokens import SCOPE_HEADER, TASK_PREFIX
+from opsconsole.jobs.tokens import REPAIRED_HEADER, SCOPE_HEADER, TASK_PREFIX
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +68,14 @@ _LOG_SECONDS: Final = 60.0
 _REMEMBERED: Final = 1024
 _WRAPPED: Final = "_opsconsole_checks_start"
 _LAST_ATTEMPT: Final = "_opsconsole_last_attempt"
+_RULE: Final = "_opsconsole_hold"
+_CLAIMED: Final = "_opsconsole_claimed"
+
+HOLDS_SECONDS: Final = 5.0
+"""How long a starting worker waits for the answer what is on hold."""
+GIVE_BACK_SECONDS: Final = 10.0
+"""How long a message that is held and cannot be written down is kept from other workers."""
+_PAUSE_SECONDS: Final = 1.0
 
 Identity = Callable[[str, Any, Any, Mapping[str, Any]], tuple[str, str, str]]
 """Task name, args or None, kwargs or None, headers -> tenant, actor type, actor id."""
@@ -85,11 +96,21 @@ class StartRefused(Ignore):
         return self.reason
 
 
+class PutAside(Ignore):
+    """A hold has put this message aside: its body does not run, and a letter keeps it."""
+
+
+class HeldBack(Ignore):
+    """A hold keeps this job of the ledger from running: it goes back to the ledger, which waits with it."""
+
+
 class StartGuard(Protocol):
     """Lets one repair start at most once per attempt."""
 
-    def claim(self, *, repair_id: str, task_id: str, retries: int, holder: str) -> None:
+    def claim(self, *, repair_id: str, task_id: str, retries: int, holder: str) -> bool:
         """Return if the body may run now; raise ``StartRefused`` if it must not.
+
+        False says that the message is no repair, and has the header of one: it is a job like any other.
 
         Anything else that is raised counts as refused, retriable: without a claim no body runs.
         """
@@ -162,6 +183,7 @@ class Hooks:
         root: JournalRoot,
         identity: Identity | None = None,
         guard: StartGuard | None = None,
+        holds: HoldSource | None = None,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
@@ -171,6 +193,8 @@ class Hooks:
         self.root = root
         self.identity = identity
         self.guard = guard
+        self.hold_source = holds
+        self.holds = HoldBook(None, last_known_path(root.path, source))
         self.max_message_bytes = max_message_bytes
         self.segment_bytes = segment_bytes
         self.folder: WorkerFolder | None = None
@@ -228,13 +252,17 @@ class Hooks:
         self.node = str(getattr(sender, "hostname", "") or "worker")
         # First: repairs must be guarded even where no journal can be written.
         self._wrap_tasks()
-        folder = self.root.create_worker_folder(self.node)
-        file = self._open_file(folder, "main")
-        folder.publish()
-        file.folder = folder.path
-        self.folder, self._file = folder, file
-        # Only a child that does not inherit our memory needs it (start method "spawn").
-        os.environ[_FOLDER_VARIABLE] = f"{self._main_pid}:{folder.path}"
+        try:
+            folder = self.root.create_worker_folder(self.node)
+            file = self._open_file(folder, "main")
+            folder.publish()
+            file.folder = folder.path
+            self.folder, self._file = folder, file
+            # Only a child that does not inherit our memory needs it (start method "spawn").
+            os.environ[_FOLDER_VARIABLE] = f"{self._main_pid}:{folder.path}"
+        finally:
+            # Before the worker asks for its first message, and before its first child is forked.
+            self._begin_holds()
 
     @_guarded
     def _on_worker_process_init(self, **_: Any) -> None:
@@ -247,6 +275,8 @@ class Hooks:
             parent, path = os.environ.get(_FOLDER_VARIABLE, "").partition(":")[::2]
             if parent == str(os.getppid()):
                 self.folder = WorkerFolder(Path(path))
+            if self.folder is not None:
+                self.holds = HoldBook.of_child(self.folder.path / HOLDS_FILE, self.holds.last_known)
         if self.folder is not None:
             self._file = self._open_file(self.folder, f"child-{os.getpid()}")
 
@@ -340,11 +370,20 @@ class Hooks:
     @_guarded
     def _on_task_prerun(self, sender: Any = None, **_: Any) -> None:
         file = self._file
+        if self._is_held(sender):
+            # Its body will not run, so that it has not started, whatever becomes of this process before that is noted.
+            return
         if file is None:
             return
         # Without a token: run eagerly inside another job, which is no delivery.
         if number := _token(vars(sender.request))[0]:
             file.append(ENTRY.pack(_START, number, boot_now(), wall_now()))
+
+    @_guarded
+    def _note_start(self, request: Any) -> None:
+        number = _token(vars(request))[0]
+        if self._file is not None and number:
+            self._file.append(ENTRY.pack(_START, number, boot_now(), wall_now()))
 
     @_guarded
     def _on_task_postrun(self, sender: Any = None, state: Any = None, retval: Any = None, **_: Any) -> None:
@@ -363,6 +402,11 @@ class Hooks:
                 error_class="StartRefused", text=retval.reason, call_site=RETRIABLE if retval.retriable else ""
             )
             file.append(entry + _END[End.REFUSED] + self._seal_error(refused))
+        elif state == "IGNORED" and isinstance(retval, PutAside):
+            # Its own entry says so.
+            return
+        elif state == "IGNORED" and isinstance(retval, HeldBack):
+            file.append(entry + _END[End.HELD_BACK])
         elif state == "IGNORED":
             file.append(entry + _END[End.IGNORED])
         elif state == "REJECTED":
@@ -491,7 +535,7 @@ class Hooks:
         if self.guard is None:
             raise StartRefused("this worker has no start guard", retriable=True)
         try:
-            self.guard.claim(
+            is_repair = self.guard.claim(
                 repair_id=str(repair_id),
                 task_id=str(request.id),
                 retries=int(request.retries or 0),
@@ -502,6 +546,7 @@ class Hooks:
         except Exception as exc:
             self._complain("claim", exc)
             raise StartRefused(f"the start guard failed: {type(exc).__name__}", retriable=True) from exc
+        setattr(request, _CLAIMED, is_repair)
         self._note_claim(request)
 
     @_guarded
@@ -510,6 +555,127 @@ class Hooks:
         if self._file is not None and number:
             identity = self._describe(vars(request), who, request.chord)
             self._file.append(ENTRY.pack(Kind.CLAIMED, number, boot_now(), wall_now()) + identity)
+
+    # Holds
+
+    def _begin_holds(self) -> None:
+        """Learn what is to be put aside; what was known last on this host, if nobody can tell in time."""
+        path = self.folder.path / HOLDS_FILE if self.folder is not None else None
+        self.holds = HoldBook(path, self.holds.last_known)
+        if self.hold_source is None:
+            return
+        try:
+            rules = _in_time(self.hold_source.read, HOLDS_SECONDS)
+        except Exception as exc:  # noqa: BLE001  a worker that does not start is worse than one that asks again later
+            self._complain("holds", exc)
+            self._recall_holds()
+        else:
+            self._put_holds(rules)
+
+    @_guarded
+    def _recall_holds(self) -> None:
+        self.holds.recall()
+
+    @_guarded
+    def _put_holds(self, rules: Sequence[HoldRule]) -> None:
+        # Known in memory from here on, even if no disk takes it.
+        self.holds.put(rules)
+
+    def _is_held(self, task: Any) -> bool:
+        """Say whether a hold will put the message aside with which a task is about to start."""
+        request = task.request
+        # Where the check before the body is not in place, nothing may be said that only it makes true. Whether a repair
+        # is one, the start guard has not said yet.
+        if _WRAPPED not in type(task).__dict__ or vars(request).get(REPAIR_HEADER):
+            return False
+        return self._rule_for(task, request) is not None
+
+    def _rule_for(self, task: Any, request: Any) -> HoldRule | None:
+        """Return the rule that puts this delivery aside; once one was found, it stays so for all of this start."""
+        decided: HoldRule | None = vars(request).get(_RULE)
+        if decided is not None:
+            return decided
+        if not self.holds.in_force() or request.is_eager or request.called_directly:
+            return None
+        try:
+            rule = self._find_rule(task, request)
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception as exc:  # noqa: BLE001  a message that nobody can compare is on hold for nobody
+            self._complain("compare", exc)
+            return None
+        if rule is not None:
+            setattr(request, _RULE, rule)
+        return rule
+
+    def _find_rule(self, task: Any, request: Any) -> HoldRule | None:
+        values = vars(request)
+        # What an operator has asked for runs: a repair that the start guard knows, not one with a header that was
+        # copied; and a job of the ledger that was put back, as its message says.
+        asked_for = REPAIRED_HEADER if _text(task.name).startswith(TASK_PREFIX) else _CLAIMED
+        if values.get(asked_for):
+            return None
+        who = _token(values)[1]
+        info = values.get("delivery_info") or {}
+        exchange, routing_key = _text(info.get("exchange")), _text(info.get("routing_key"))
+
+        def hash_of_payload() -> str:
+            try:
+                return payload_hash(values.get("args"), values.get("kwargs"))
+            except (TypeError, ValueError, RecursionError):
+                # What JSON cannot hold has no hash, and so no hold by it.
+                return ""
+
+        return self.holds.matching(
+            Message(
+                tenant=who[0] if who else "default",
+                task=_text(task.name),
+                queue=self._queues.get((exchange, routing_key)) or self._find_queue(exchange, routing_key),
+                task_id=_text(values.get("id")),
+                payload_hash=hash_of_payload,
+            )
+        )
+
+    def check_hold(self, task: Any) -> None:
+        """Raise ``PutAside`` or ``HeldBack`` if a hold matches the message with which a task is about to start.
+
+        Returns for all others. Where a message that is held cannot be written down, this waits: it must neither run nor
+        be lost. Raises ``Reject`` then for one that the broker still has, so that another worker can put it aside.
+        """
+        request = task.request
+        if (rule := self._rule_for(task, request)) is None:
+            return
+        if _text(task.name).startswith(TASK_PREFIX):
+            raise HeldBack(f"hold {rule.id}")
+        waited_from = time.monotonic()
+        while True:
+            try:
+                self._note_put_aside(task, request, rule)
+            except OSError as exc:
+                self._complain("hold", exc)
+            else:
+                raise PutAside(f"hold {rule.id}")
+            if task.acks_late and time.monotonic() - waited_from >= GIVE_BACK_SECONDS:
+                raise Reject("a hold could not write it down", requeue=True)
+            try:
+                time.sleep(_PAUSE_SECONDS)
+            except SoftTimeLimitExceeded:
+                if task.acks_late:
+                    raise Reject("a hold could not write it down", requeue=True) from None
+            if self._find_rule(task, request) is None:
+                self._note_start(request)
+                return
+
+    def _note_put_aside(self, task: Any, request: Any, rule: HoldRule) -> None:
+        values = vars(request)
+        number, who = _token(values)
+        if self._file is None or not number:
+            raise OSError("this worker has no journal")
+        entry = ENTRY.pack(Kind.HELD, number, boot_now(), wall_now())
+        # The real message is in main's entry of the acknowledgement, which a crash of the host may take.
+        copy = self._synthetic_message(values, values.get("args"), values.get("kwargs"), self.max_message_bytes)
+        identity = self._describe(values, who, values.get("chord"), rule=rule)
+        self._file.append_surely(entry + report_part(identity, b"", copy, int(bool(task.acks_late))))
 
     # Parts of entries
 
@@ -584,14 +750,16 @@ class Hooks:
         packed, state, digest = pack_message(message, self.max_message_bytes)
         return message_part(self.sealer.seal(packed, MESSAGE_CONTEXT), state, digest)
 
-    def _synthetic_message(self, values: Mapping[str, Any], args: Any, kwargs: Any) -> bytes:
+    def _synthetic_message(
+        self, values: Mapping[str, Any], args: Any, kwargs: Any, largest: int = _SYNTHETIC_BYTES
+    ) -> bytes:
         """Put a message together from what the process that ran it has; used only if nobody kept the real one."""
         embed = {name: values.get(name) for name in ("callbacks", "errbacks", "chain", "chord")}
         try:
             content_type, content_encoding, body = dumps([args, kwargs, embed], serializer="json")
         except Exception:  # noqa: BLE001  arguments that JSON cannot hold: then there is only the real message
             return b""
-        if len(body) > _SYNTHETIC_BYTES:
+        if len(body) > largest:
             return b""
         packed, state, digest = pack_parts(
             body=body,
@@ -604,7 +772,14 @@ class Hooks:
         )
         return message_part(self.sealer.seal(packed, MESSAGE_CONTEXT), state, digest)
 
-    def _describe(self, values: Mapping[str, Any], who: tuple[str, ...] | None, chord: Any) -> bytes:
+    def _describe(
+        self,
+        values: Mapping[str, Any],
+        who: tuple[str, ...] | None,
+        chord: Any,
+        *,
+        rule: HoldRule | None = None,
+    ) -> bytes:
         """Return the identity part of an entry: what is usual is left out."""
         get = values.get
         info = get("delivery_info") or {}
@@ -642,6 +817,11 @@ class Hooks:
             more["w"] = trace
         if ("sentry-trace" in values or "baggage" in values) and (sentry := _sentry_id(values)):
             more["s"] = sentry
+        if rule is not None:
+            more["h"] = rule.id
+            more["q"] = rule.clock_us
+            if get("eta"):
+                more["e"] = True
         retries = get("retries")
         parts = [task_id, _text(get("task")), queue, retries if isinstance(retries, int) else 0]
         if more:
@@ -710,6 +890,9 @@ _TROUBLE: Final = {
     "append": "opsconsole cannot write its journal",
     "claim": "opsconsole's start guard failed, a repair was not started",
     "identity": "opsconsole could not learn whose a job is",
+    "compare": "opsconsole could not tell whether a job is on hold, and lets it run",
+    "hold": "opsconsole cannot write down a job that is on hold, which waits and does not run",
+    "holds": "opsconsole could not learn what is on hold, and takes what was known last on this host",
     "_on_worker_init": "opsconsole has no journal in this worker and captures nothing",
 }
 _END: Final = {end: bytes((end,)) for end in End}
@@ -745,6 +928,8 @@ _NOT_HEADERS: Final = frozenset(
         "_children",
         _WRAPPED,
         _LAST_ATTEMPT,
+        _RULE,
+        _CLAIMED,
     }
 )
 _TRACE_PARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
@@ -768,6 +953,7 @@ def connect(
     identity: Identity | None = None,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     guard: StartGuard | None = None,
+    holds: HoldSource | None = None,
     segment_bytes: int = SEGMENT_BYTES,
 ) -> Hooks:
     """Connect the hooks to Celery's signals and return them; a worker that starts later writes its journal.
@@ -788,6 +974,7 @@ def connect(
         root=root,
         identity=identity,
         guard=guard,
+        holds=holds,
         max_message_bytes=max_message_bytes,
         segment_bytes=segment_bytes,
     )
@@ -812,6 +999,7 @@ def _check_starts_of(kind: type) -> None:
     def before_start(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _connected is not None:
             _connected.check_start(self.request)
+            _connected.check_hold(self)
         if own is None:
             return cast(Any, super(cast(Any, kind), self)).before_start(*args, **kwargs)
         return own.__get__(self, type(self))(*args, **kwargs)
@@ -836,6 +1024,25 @@ def _check_starts_of(kind: type) -> None:
     kind.before_start = before_start  # type: ignore[attr-defined]
     kind.retry = retry  # type: ignore[attr-defined]
     setattr(kind, _WRAPPED, True)
+
+
+def _in_time(read: Callable[[], Sequence[HoldRule]], seconds: float) -> Sequence[HoldRule]:
+    """Return what ``read`` returns; raises ``TimeoutError`` if it takes longer, and what it raises."""
+    found: list[Sequence[HoldRule]] = []
+    failed: list[Exception] = []
+
+    def run() -> None:
+        try:
+            found.append(read())
+        except Exception as exc:  # noqa: BLE001  told to the thread that waits
+            failed.append(exc)
+
+    thread = threading.Thread(target=run, name="opsconsole-holds-at-start", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if found:
+        return found[0]
+    raise failed[0] if failed else TimeoutError(f"no answer within {seconds} s")
 
 
 def _parts_of_request(request: Any) -> tuple[str, Any, Any, Mapping[str, Any]]:

@@ -69,7 +69,7 @@ _CAUGHT: Final = {
 }
 # Celery acknowledges or rejects these itself, for good.
 _DISPOSED: Final = frozenset((Kind.UNKNOWN, Kind.REJECTED, Kind.EXPIRED, Kind.REVOKED))
-_REPORTS: Final = frozenset((*_CAUGHT, Kind.RETRY, Kind.REVOKED))
+_REPORTS: Final = frozenset((*_CAUGHT, Kind.RETRY, Kind.REVOKED, Kind.HELD))
 _MESSAGES: Final = frozenset((Kind.ACK, Kind.REJECT))
 _SETTLING: Final = frozenset((Kind.ACK, Kind.REJECT, Kind.REQUEUE))
 _NEEDS_MESSAGE: Final = frozenset((Kind.FAIL, Kind.INTERNAL, Kind.EXPIRED))
@@ -145,6 +145,7 @@ class _Open:
     last_boot: float = 0.0
     last_wall: float = 0.0
     early_end: tuple[EndState, float, float, ErrorReport | None] | None = None  # it ended before its identity was read
+    held_at: tuple[float, float] | None = None  # a hold has put it aside, on both clocks
     places: list[tuple[str, int, int]] = field(default_factory=list)
 
 
@@ -420,7 +421,9 @@ class FolderReader:
             delivery.acked = True
             delivery.sealed, delivery.message_state, delivery.message_digest = split_message_part(body)
             item.synthetic = False
-            if kind == Kind.REJECT and delivery.started_boot is None:
+            if item.held_at is not None:
+                self._put_aside(number, item)
+            elif kind == Kind.REJECT and delivery.started_boot is None:
                 self._fail(
                     number,
                     item,
@@ -505,6 +508,8 @@ class FolderReader:
             self._end(number, item, EndState.IGNORED, boot, wall)
         elif end == End.REFUSED:
             self._end(number, item, EndState.REFUSED, boot, wall, self._open_error(body[1:]))
+        elif end == End.HELD_BACK:
+            self._end(number, item, EndState.HELD_BACK, boot, wall)
         elif end in _FAILED_ENDS:
             caught = Caught.FAILURE if end == End.REJECTED else Caught.REQUEUED_AFTER_ACK
             self._look_ahead(number, item, position)
@@ -542,6 +547,9 @@ class FolderReader:
         if message and not delivery.sealed:
             delivery.sealed, delivery.message_state, delivery.message_digest = split_message_part(message)
             item.synthetic = True
+        if kind == Kind.HELD:
+            self._apply_held(number, item, boot, wall, identity)
+            return
         error = self._open_error(sealed_error) if sealed_error else None
         if kind == Kind.RETRY:
             self._end(number, item, EndState.RETRY, boot, wall, error)
@@ -559,6 +567,25 @@ class FolderReader:
                 never_started=certain,
                 sealed_error=sealed_error,
             )
+
+    def _apply_held(self, number: int, item: _Open, boot: float, wall: float, identity: bytes) -> None:
+        """Note that a message was put aside: it is ours once it is acknowledged, and until then the broker's.
+
+        Told at once, it would be a letter and a message: killed before the acknowledgement, the worker leaves it with
+        the broker, which sends it again, perhaps when nothing holds it any more.
+        """
+        delivery = item.delivery
+        told = Delivery(token=delivery.token, task_id="", task="")
+        _identify(told, identity)
+        delivery.hold_id, delivery.timed, delivery.clock_us = told.hold_id, told.timed, told.clock_us
+        item.held_at = item.last_boot, item.last_wall = boot, wall
+        if delivery.acked:
+            self._put_aside(number, item)
+
+    def _put_aside(self, number: int, item: _Open) -> None:
+        boot, wall = item.held_at or (item.last_boot, item.last_wall)
+        nothing = ErrorReport(error_class="", text="")
+        self._fail(number, item, Caught.HELD, boot, wall, nothing, never_started=True)
 
     def _look_ahead(self, number: int, item: _Open, position: int | None) -> None:
         """Take the message from an entry that follows: main writes it a moment after the child's failure."""
@@ -636,6 +663,10 @@ class FolderReader:
         boot, wall = item.last_boot, item.last_wall
         if item.early_end is not None:
             # It ended, and what it was is only in an entry that was never written: nothing was lost.
+            return
+        if item.held_at is not None and (delivery.acked or not self.folder.is_of_this_boot):
+            # After a crash of the host the acknowledgement's entry may be missing though the broker had it.
+            self._put_aside(number, item)
             return
         if not delivery.acked:
             if item.known:

@@ -16,6 +16,30 @@ class Migration(migrations.Migration):
 
     operations = [
         migrations.CreateModel(
+            name='Hold',
+            fields=[
+                ('id', models.UUIDField(default=opsconsole.core.ids.new_id, editable=False, primary_key=True, serialize=False)),
+                ('tenant', models.CharField(max_length=100)),
+                ('source', models.CharField(max_length=100)),
+                ('job_type', models.CharField(db_default='', max_length=255)),
+                ('queue', models.CharField(db_default='', max_length=200)),
+                ('task_id', models.CharField(db_default='', max_length=255)),
+                ('payload_hash', models.CharField(db_default='', max_length=64)),
+                ('state', models.CharField(choices=[('active', 'Active'), ('ended', 'Ended'), ('expired', 'Expired')], db_default='active', max_length=12)),
+                ('reason', models.CharField(max_length=500)),
+                ('placed_by', models.CharField(max_length=200)),
+                ('placed_by_name', models.CharField(db_default='', max_length=200)),
+                ('placed_at', models.DateTimeField()),
+                ('ends_at', models.DateTimeField()),
+                ('ended_by', models.CharField(db_default='', max_length=200)),
+                ('ended_by_name', models.CharField(db_default='', max_length=200)),
+                ('ended_at', models.DateTimeField(null=True)),
+                ('released_at', models.DateTimeField(null=True)),
+                ('redrive_id', models.UUIDField(null=True)),
+                ('letter_count', models.BigIntegerField(db_default=0)),
+            ],
+        ),
+        migrations.CreateModel(
             name='DeadLetter',
             fields=[
                 ('id', models.UUIDField(default=opsconsole.core.ids.new_id, editable=False, primary_key=True, serialize=False)),
@@ -32,7 +56,7 @@ class Migration(migrations.Migration):
                 ('state', models.CharField(choices=[('open', 'Open'), ('held', 'Held'), ('retrying', 'Retrying'), ('repaired', 'Repaired'), ('already_done', 'Already Done'), ('discarded', 'Discarded'), ('overtaken', 'Overtaken')], db_default='open', max_length=12)),
                 ('outcome_class', models.CharField(choices=[('safe', 'safe'), ('not_declared', 'not_declared'), ('ambiguous', 'ambiguous')], max_length=12)),
                 ('outcome_reason', models.CharField(db_default='', max_length=300)),
-                ('caught', models.CharField(choices=[('task_failure', 'task_failure'), ('task_internal_error', 'task_internal_error'), ('task_unknown', 'task_unknown'), ('task_rejected', 'task_rejected'), ('expired', 'expired'), ('requeued_after_ack', 'requeued_after_ack'), ('worker_lost', 'worker_lost')], max_length=30)),
+                ('caught', models.CharField(choices=[('task_failure', 'task_failure'), ('task_internal_error', 'task_internal_error'), ('task_unknown', 'task_unknown'), ('task_rejected', 'task_rejected'), ('expired', 'expired'), ('requeued_after_ack', 'requeued_after_ack'), ('worker_lost', 'worker_lost'), ('held', 'held')], max_length=30)),
                 ('error_code', models.CharField(db_default='queue_retries_exhausted', max_length=64)),
                 ('error_class', models.CharField(db_default='', max_length=255)),
                 ('error_text', models.TextField(db_default='')),
@@ -57,6 +81,7 @@ class Migration(migrations.Migration):
                 ('has_outbox', models.BooleanField(db_default=False)),
                 ('expires_at', models.DateTimeField(null=True)),
                 ('arguments', models.CharField(db_default='', max_length=300)),
+                ('hold_id', models.UUIDField(null=True)),
                 ('occurrence_count', models.BigIntegerField(db_default=0)),
                 ('first_seen_at', models.DateTimeField()),
                 ('last_seen_at', models.DateTimeField()),
@@ -153,6 +178,7 @@ class Migration(migrations.Migration):
                 ('revoked', models.BigIntegerField(db_default=0)),
                 ('lost', models.BigIntegerField(db_default=0)),
                 ('returned', models.BigIntegerField(db_default=0)),
+                ('held', models.BigIntegerField(db_default=0)),
             ],
             options={
                 'indexes': [models.Index(models.F('minute'), name='ops_task_minute_age')],
@@ -222,6 +248,38 @@ class Migration(migrations.Migration):
                 ('digest', models.CharField(db_default='', max_length=64)),
                 ('stored_at', models.DateTimeField()),
             ],
+        ),
+        migrations.AddIndex(
+            model_name='deadletter',
+            index=models.Index(models.F('hold_id'), models.F('first_seen_at'), models.F('id'), condition=models.Q(('hold_id__isnull', False)), name='ops_letter_of_hold'),
+        ),
+        migrations.AddIndex(
+            model_name='hold',
+            index=models.Index(models.F('source'), models.F('id'), condition=models.Q(('state', 'active')), name='ops_hold_active'),
+        ),
+        migrations.AddIndex(
+            model_name='hold',
+            index=models.Index(models.OrderBy(models.F('placed_at'), descending=True), models.OrderBy(models.F('id'), descending=True), name='ops_hold_newest'),
+        ),
+        migrations.AddIndex(
+            model_name='hold',
+            index=models.Index(models.F('tenant'), models.OrderBy(models.F('placed_at'), descending=True), models.OrderBy(models.F('id'), descending=True), name='ops_hold_of_tenant'),
+        ),
+        migrations.AddConstraint(
+            model_name='hold',
+            constraint=models.CheckConstraint(condition=models.Q(('state__in', ['active', 'ended', 'expired'])), name='ops_hold_state'),
+        ),
+        migrations.AddConstraint(
+            model_name='hold',
+            constraint=models.CheckConstraint(condition=models.Q(models.Q(('tenant', ''), _negated=True), models.Q(('source', ''), _negated=True)), name='ops_hold_scope'),
+        ),
+        migrations.AddConstraint(
+            model_name='hold',
+            constraint=models.CheckConstraint(condition=models.Q(models.Q(('job_type', ''), _negated=True), models.Q(('queue', ''), _negated=True), models.Q(('task_id', ''), _negated=True), _connector='OR'), name='ops_hold_names_something'),
+        ),
+        migrations.AddConstraint(
+            model_name='hold',
+            constraint=models.CheckConstraint(condition=models.Q(models.Q(('ended_at__isnull', True), ('state', 'active')), models.Q(models.Q(('state', 'active'), _negated=True), ('ended_at__isnull', False)), _connector='OR'), name='ops_hold_ended_at'),
         ),
         migrations.AddIndex(
             model_name='deadletter',

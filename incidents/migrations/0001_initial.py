@@ -85,6 +85,10 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name='incident',
+            index=models.Index(models.F('key'), condition=models.Q(('category', 'hold')), name='ops_incident_of_hold'),
+        ),
+        migrations.AddIndex(
+            model_name='incident',
             index=models.Index(models.F('id'), condition=models.Q(('stamped_episode__lt', django.db.models.expressions.CombinedExpression(models.F('episode'), '-', models.Value(1))), models.Q(('stamped_episode__lt', models.F('episode')), ('state', 'resolved')), _connector='OR'), name='ops_incident_unstamped'),
         ),
     ]

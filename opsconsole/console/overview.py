@@ -517,7 +517,7 @@ def _tasks(
             line.succeeded += row["n_succeeded"]
             line.failed += row["n_failed"] + row["n_lost"]
             line.retried += row["n_retried"]
-            line.otherwise += row["n_ignored"] + row["n_revoked"] + row["n_returned"]
+            line.otherwise += row["n_ignored"] + row["n_revoked"] + row["n_returned"] + row["n_held"]
     merged: dict[str, TaskLine] = defaultdict(lambda: TaskLine(task=""))
     for key, number in open_now.items():
         line = lines.get(key) or TaskLine(task=key[1])

@@ -55,7 +55,12 @@ which ones is for the database to know, so that it cuts the question as it has c
 
 def is_storable(text: str) -> bool:
     """Say whether a column can hold this text; what is not storable is nobody's id."""
-    return bool(text) and len(text) <= 255 and "\x00" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
+    return bool(text) and len(text) <= 255 and is_text(text)
+
+
+def is_text(text: str) -> bool:
+    """Say whether both databases can hold every character of this."""
+    return "\x00" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
 
 
 @dataclass(frozen=True, slots=True)

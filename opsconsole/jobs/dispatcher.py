@@ -12,18 +12,20 @@ import json
 import logging
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 from celery import Celery
 from django.db import connections
+from django.db.models import Q
 
 from opsconsole.core.forking import GATE
 from opsconsole.core.outbox import Outbox, Outgoing
 from opsconsole.core.publishing import BROKER_WIDE
 from opsconsole.jobs import ledger
 from opsconsole.jobs.ledger import Dispatched
-from opsconsole.jobs.tokens import SCOPE_HEADER, TASK_PREFIX
+from opsconsole.jobs.tokens import REPAIRED_HEADER, SCOPE_HEADER, TASK_PREFIX
 
 logger = logging.getLogger(__name__)
 
@@ -40,11 +42,15 @@ REFUSED_SECONDS = 30.0
 class Dispatcher(threading.Thread):
     """Sends the due jobs of one source."""
 
-    def __init__(self, app: Celery, *, source: str, owner: str) -> None:
+    def __init__(
+        self, app: Celery, *, source: str, owner: str, held: Callable[[str], Q | None] = lambda _source: None
+    ) -> None:
+        """``held`` says which jobs of a source are on hold; asked before each page."""
         super().__init__(name="opsconsole-dispatcher", daemon=True)
         self.app = app
         self.source = source
         self.owner = owner
+        self.held = held
         self._stop_asked = threading.Event()
         self._outbox = Outbox(app)
         self._heads: dict[str, dict[str, Any]] = {}
@@ -104,7 +110,7 @@ class Dispatcher(threading.Thread):
         room = MOST_OUTSTANDING - ledger.outstanding(source=self.source, most=MOST_OUTSTANDING)
         if room <= 0:
             return []
-        return ledger.take_due(source=self.source, owner=self.owner, limit=min(PAGE, room))
+        return ledger.take_due(source=self.source, owner=self.owner, limit=min(PAGE, room), held=self.held(self.source))
 
     def _send(self, taken: list[Dispatched]) -> int:
         """Send a page; what is not known to be with the broker is given back. Returns how many were sent."""
@@ -143,6 +149,8 @@ class Dispatcher(threading.Thread):
             "argsrepr": f"('{job.job_id}',)",
             SCOPE_HEADER: [job.tenant, job.actor_type, job.actor_id],
         }
+        if job.repair_id is not None:
+            headers[REPAIRED_HEADER] = str(job.repair_id)
         embedded = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
         return Outgoing(
             body=json.dumps([[str(job.job_id)], {}, embedded]).encode(),

@@ -44,13 +44,16 @@ class Dispatched:
     actor_id: str
     queue: str
     token: str
+    repair_id: UUID | None = None  # of the repair that has put it back
 
 
 # Dispatching
 
 
-def take_due(*, source: str, owner: str, limit: int) -> list[Dispatched]:
+def take_due(*, source: str, owner: str, limit: int, held: Q | None = None) -> list[Dispatched]:
     """Lease up to ``limit`` due jobs to a dispatcher, oldest due first, and return them in that order.
+
+    Those of which ``held`` is true are left where they are.
 
     On PostgreSQL rows that another dispatcher is taking are passed over; on SQLite there is one writer at a time.
     """
@@ -58,6 +61,8 @@ def take_due(*, source: str, owner: str, limit: int) -> list[Dispatched]:
     with transaction.atomic():
         now = database_now()
         due = Job.objects.filter(source=source, state__in=("pending", "retrying"), available_at__lte=now)
+        if held is not None:
+            due = due.exclude(held)
         ids = [row.id for row in locked(due.only("id").order_by("available_at", "id"), skip=True)[:limit]]
         if not ids:
             return []
@@ -76,6 +81,7 @@ def take_due(*, source: str, owner: str, limit: int) -> list[Dispatched]:
             actor_id=job.actor_id,
             queue=job.queue,
             token=job.lease_token,
+            repair_id=job.repair_id,
         )
         for job in taken
     ]

@@ -14,6 +14,9 @@ TASK_PREFIX = "opsconsole.jobs."
 SCOPE_HEADER = "opsconsole_scope"
 """Header of a ledger job's message: [tenant, actor type, actor id]."""
 
+REPAIRED_HEADER = "opsconsole_repaired"
+"""Header of the message of a job that an operator has put back: holds let it pass."""
+
 
 def job_id_of(task_id: str) -> UUID | None:
     """Return the job that a task id names, ``None`` if it is none of the ledger's."""

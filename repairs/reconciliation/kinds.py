@@ -59,6 +59,12 @@ _LISTED = (
         every=timedelta(hours=1),
     ),
     SweepKind(
+        name="expired_holds",
+        title="Expired holds",
+        about="Writes down that the time of a hold is over, where no worker has.",
+        every=timedelta(minutes=1),
+    ),
+    SweepKind(
         name="retention",
         title="Retention",
         about="Removes what is older than it is to be kept; never what waits for a decision, never the audit trail.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from repairs.reconciliation.closing import recount, stamp
+from repairs.reconciliation.holds import expired_holds
 from repairs.reconciliation.jobs import never_claimed_jobs, stale_jobs
 from repairs.reconciliation.leases import (
     FETCH_UNTOUCHED,
@@ -29,5 +30,6 @@ PARTS: dict[str, tuple[Part, ...]] = {
     "unanswered_repairs": (unanswered,),
     "closed_letters": (stamp, recount),
     "stream_totals": (recount_streams,),
+    "expired_holds": (expired_holds,),
     "retention": RETENTION,
 }

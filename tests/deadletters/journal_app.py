@@ -78,7 +78,9 @@ class FileGuard:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def claim(self, *, repair_id: str, task_id: str, retries: int, holder: str) -> None:
+    def claim(self, *, repair_id: str, task_id: str, retries: int, holder: str) -> bool:
+        if repair_id.startswith("copied-"):
+            return False
         if repair_id.startswith("no-"):
             raise StartRefused("this repair was cancelled")
         if repair_id.startswith("later-"):
@@ -90,6 +92,7 @@ class FileGuard:
                 file.write(f"{task_id} {holder}")
         except FileExistsError:
             raise StartRefused("this attempt was started before") from None
+        return True
 
 
 class Declined(Exception):

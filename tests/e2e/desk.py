@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 from io import StringIO
 from typing import Any
 from uuid import UUID, uuid4
@@ -26,8 +27,10 @@ from django.test import Client  # noqa: E402
 from django_celery_beat.models import IntervalSchedule, PeriodicTask  # noqa: E402
 
 from deadletters.drainer import COUNTED  # noqa: E402
-from deadletters.models import DeadLetter, Occurrence, TaskMinute, WorkerNode  # noqa: E402
+from deadletters.holds import held_letters, incidents_of_hold, payload_hash_of  # noqa: E402
+from deadletters.models import DeadLetter, Hold, Occurrence, TaskMinute, WorkerNode  # noqa: E402
 from deadletters.selectors import LetterFilter  # noqa: E402
+from deadletters.services import HoldTarget, end_hold, place_hold  # noqa: E402
 from grants.actions import Action  # noqa: E402
 from grants.operators import Operator  # noqa: E402
 from grants.principals import user_named  # noqa: E402
@@ -42,7 +45,7 @@ from repairs.reconciliation.running import run_scheduled  # noqa: E402
 from repairs.reconciliation.schedule import TASK, kind_of_entry  # noqa: E402
 from repairs.redrives import services as redrives  # noqa: E402
 from repairs.redrives.requests import AnswerKind, RedriveAnswer, RedrivePace, RedriveSelection  # noqa: E402
-from repairs.services import retry_incident  # noqa: E402
+from repairs.services import retry_incident, retry_letter  # noqa: E402
 
 USER = "e2e"
 
@@ -262,6 +265,47 @@ def balance() -> dict[str, int]:
     return {name: value or 0 for name, value in sums.items()}
 
 
+def place(seconds: float = 3_600, **target: str) -> str:
+    """Place a hold on messages of this source and return its id."""
+    done = place_hold(
+        target=HoldTarget(tenant="default", source=source(), **target),
+        reason="the provider is down",
+        ends_at=database_now() + timedelta(seconds=seconds),
+        by=operator(),
+        key=str(uuid4()),
+    )
+    return str(done.hold_id)
+
+
+def end(hold: str) -> None:
+    end_hold(hold_id=UUID(hold), reason="the provider is up", by=operator(), key=str(uuid4()))
+
+
+def hold(hold: str) -> dict[str, Any]:
+    """Return how a hold stands, and the task ids that it has put aside, in the order in which they are sent on."""
+    row = Hold.objects.get(id=UUID(hold))
+    kept = list(held_letters(row).values_list("task_id", "attempts", "message_state", "chord_id"))
+    return {
+        "state": row.state,
+        "letter_count": row.letter_count,
+        "held": [task_id for task_id, *_ in kept],
+        "attempts": sorted({attempts for _, attempts, *_ in kept}),
+        "messages": sorted({message for _, _, message, _ in kept}),
+        "chords": sorted({chord for *_, chord in kept}),
+        "incidents": [
+            (one.state, one.acknowledged_by_name, one.unresolved_count) for one in incidents_of_hold(operator(), row)
+        ],
+    }
+
+
+def payload_hash(letter: str) -> str | None:
+    return payload_hash_of(DeadLetter.objects.get(id=UUID(letter)))
+
+
+def retry_one(letter: str) -> str:
+    return retry_letter(letter_id=UUID(letter), by=operator(), key=str(uuid4())).new_task_id
+
+
 def nodes() -> list[dict[str, Any]]:
     rows = WorkerNode.objects.filter(source=source()).order_by("started_at")
     return [{"id": row.id, "pid": row.pid, "trouble": row.trouble, "tasks": json.loads(row.tasks)} for row in rows]
@@ -272,6 +316,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     for function in (
         send, letters, count_letters, incidents, repairs, retry, retry_over_rest, retry_over_cli, balance, nodes,
         write_jobs, jobs, sweep, sweep_every, sweeps, token, start_redrive, decide_redrive, redrive,
+        place, end, hold, payload_hash, retry_one,
     )
 }  # fmt: skip
 

@@ -75,6 +75,27 @@ def dies(*, number: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+@shared_task(name="e2e.steady")
+def steady(*, number: int) -> None:
+    """A job that takes long enough for many of them to wait for their turn."""
+    note()
+    time.sleep(0.3)
+
+
+@shared_task(name="e2e.steady_late", acks_late=True)
+def steady_late(*, number: int) -> None:
+    """The same, acknowledged only when it has run."""
+    note()
+    time.sleep(0.3)
+
+
+@shared_task(name="e2e.again_soon", bind=True, max_retries=5)
+def again_soon(self: Any, *, number: int) -> None:
+    """A job of whose attempts each asks for another one."""
+    note()
+    raise self.retry(exc=KeyError("stock"), countdown=0.5)
+
+
 @shared_task(name="e2e.slow")
 def slow(*, number: int) -> None:
     """A job long enough to be running when somebody pulls the plug; it fails at its end."""
