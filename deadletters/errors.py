@@ -41,3 +41,19 @@ class TooManyHolds(OpsError):
     code = "too_many_holds"
     status = 409
     message = "{most} holds are in force already."
+
+
+class HoldChanged(OpsError):
+    """Somebody changed it since it was read; look at it again and decide again."""
+
+    code = "hold_changed"
+    status = 412
+    message = "The hold has changed since you looked at it."
+
+
+class PayloadNotKnown(OpsError):
+    """There is no such failed job that you may see, or its message cannot be read. Hold the task or the task id."""
+
+    code = "payload_not_known"
+    status = 404
+    message = "There is no failed job of this id whose payload can be compared, or you may not see it."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from django.core.exceptions import ValidationError
 from django.db import models
@@ -23,6 +24,7 @@ from deadletters.querysets import (
 from grants.resources import Resource
 from incidents.models import Grouping, Incident, Severity
 from opsconsole.core.ids import new_id
+from opsconsole.core.versions import version_of
 
 
 class LetterState(models.TextChoices):
@@ -264,10 +266,20 @@ class Hold(models.Model):
         """What a request that touches this hold touches; ``*`` asks for a capability over every tenant (B2)."""
         return Resource(tenant=self.tenant, target_type="hold", target_id=str(self.id))
 
+    @property
+    def version(self) -> int:
+        """What an entity tag compares: another number after each decision, not after each message put aside."""
+        return version_of(self.state, self.ends_at, self.ended_at, self.released_at, self.redrive_id)
+
     def extend(self, *, until: datetime) -> None:
         """Move its end."""
         self.ends_at = until
         self.save(update_fields=["ends_at"])
+
+    def release(self, *, redrive_id: UUID, at: datetime) -> None:
+        """Note the redrive that sends on what was put aside, the first one of several."""
+        self.redrive_id, self.released_at = redrive_id, at
+        self.save(update_fields=["redrive_id", "released_at"])
 
     def end(self, *, state: HoldState, by: str, name: str, at: datetime) -> None:
         """Stop holding; what was put aside stays so."""

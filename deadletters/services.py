@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from deadletters.errors import HoldEndInvalid, HoldInvalid, HoldNotActive, HoldNotFound, TooManyHolds
+from deadletters.errors import HoldChanged, HoldEndInvalid, HoldInvalid, HoldNotActive, HoldNotFound, TooManyHolds
 from deadletters.models import Hold, HoldState
 from grants import audit
 from grants.access import SYSTEM_CAPABILITY, Capability, authorise
@@ -136,10 +136,12 @@ def _place_hold(*, target: HoldTarget, reason: str, ends_at: datetime, by: Opera
 
 
 @service
-def extend_hold(*, hold_id: UUID, ends_at: datetime, reason: str, by: Operator, key: str) -> HoldMutation:
+def extend_hold(
+    *, hold_id: UUID, ends_at: datetime, reason: str, by: Operator, key: str, version: int | None = None
+) -> HoldMutation:
     """Move the end of a hold that is in force, forth or back; at most a week ahead of now.
 
-    Locks the hold. Raises ``HoldNotFound``, ``AccessDenied``, ``HoldNotActive``, ``HoldEndInvalid``,
+    Locks the hold. Raises ``HoldNotFound``, ``AccessDenied``, ``HoldChanged``, ``HoldNotActive``, ``HoldEndInvalid``,
     ``ReasonInvalid`` or ``IdempotencyKeyReused``.
     """
     why = _validate_reason(reason)
@@ -147,6 +149,7 @@ def extend_hold(*, hold_id: UUID, ends_at: datetime, reason: str, by: Operator, 
     hold, capability, receipt = _begin(hold_id, HOLD_EXTENDED, by=by, key=key, digest=digest)
     if receipt is not None:
         return HoldMutation.from_receipt(receipt)
+    check_hold_version(hold, version)
     _refuse_unless_active(hold)
     _check_end(ends_at, hold.locked_at)
     hold.extend(until=ends_at)
@@ -156,7 +159,7 @@ def extend_hold(*, hold_id: UUID, ends_at: datetime, reason: str, by: Operator, 
 
 
 @service
-def end_hold(*, hold_id: UUID, reason: str, by: Operator, key: str) -> HoldMutation:
+def end_hold(*, hold_id: UUID, reason: str, by: Operator, key: str, version: int | None = None) -> HoldMutation:
     """Stop holding; what was put aside stays so until it is sent on.
 
     Workers learn of it within seconds. Locks the hold. Raises what ``extend_hold`` raises, but ``HoldEndInvalid``.
@@ -166,6 +169,7 @@ def end_hold(*, hold_id: UUID, reason: str, by: Operator, key: str) -> HoldMutat
     hold, capability, receipt = _begin(hold_id, HOLD_ENDED, by=by, key=key, digest=digest)
     if receipt is not None:
         return HoldMutation.from_receipt(receipt)
+    check_hold_version(hold, version)
     _refuse_unless_active(hold)
     hold.end(state=HoldState.ENDED, by=by.ref, name=by.name, at=hold.locked_at)
     return _record(
@@ -211,6 +215,12 @@ def _begin(
         key=key, action=action, operator=by, target_type="hold", target_id=str(hold_id), digest=digest
     )
     return hold, capability, receipt
+
+
+def check_hold_version(hold: Hold, version: int | None) -> None:
+    """Refuse if the caller looked at an older version; raises ``HoldChanged`` with the current one."""
+    if version is not None and version != hold.version:
+        raise HoldChanged(current={"state": str(hold.state), "version": hold.version})
 
 
 def _refuse_unless_active(hold: Hold) -> None:

@@ -47,6 +47,7 @@ DID: dict[str, str] = {
     "holds.expired": "noted that a hold's time was over",
     "holds.extended": "moved the end of a hold",
     "holds.placed": "put a hold on jobs",
+    "holds.released": "planned to send on what a hold has put aside",
     "operations.reconciliation_finished": "finished a sweep",
     "operations.reconciliation_schedule_changed": "changed when a sweep runs",
     "operations.reconciliation_started": "started a sweep",

@@ -285,3 +285,11 @@ class RedriveOwnApproval(OpsError):
     code = "redrive_own_approval"
     status = 409
     message = "Whoever has planned a redrive cannot approve it."
+
+
+class RedriveChanged(OpsError):
+    """It has changed since it was read, by a decision or by itself; look at it again and decide again."""
+
+    code = "redrive_changed"
+    status = 412
+    message = "The redrive has changed since you looked at it."

@@ -10,6 +10,7 @@ from grants.actions import Action
 from grants.resources import ANY, Resource
 from incidents.models import Incident
 from opsconsole.core.ids import new_id
+from opsconsole.core.versions import version_of
 from repairs.querysets import (
     ReconciliationRunQuerySet,
     RedriveItemQuerySet,
@@ -342,6 +343,13 @@ class Redrive(models.Model):
             actor_id=self.actor_id,
             target_type="redrive",
             target_id=str(self.id),
+        )
+
+    @property
+    def version(self) -> int:
+        """What an entity tag compares: another number after each decision and change of state, not after each job."""
+        return version_of(
+            self.state, self.judged_at, self.approved_at, self.started_at, self.run_since, self.paused_at, self.ended_at
         )
 
     @property

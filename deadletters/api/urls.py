@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from deadletters.api import views
+from deadletters.api import holds, views
 from deadletters.api.snapshot import SnapshotView
 
 urlpatterns = [
@@ -10,4 +10,8 @@ urlpatterns = [
     path("dead-letters", views.LetterList.as_view(), name="dead-letters"),
     path("incidents/<uuid:incident_id>/letters", views.IncidentLetters.as_view(), name="incident-letters"),
     path("worker-nodes", views.NodeList.as_view(), name="worker-nodes"),
+    path("holds", holds.HoldList.as_view(), name="holds"),
+    path("holds/<uuid:hold_id>", holds.HoldDetail.as_view(), name="hold"),
+    path("holds/<uuid:hold_id>/extend", holds.HoldExtend.as_view(), name="hold-extend"),
+    path("holds/<uuid:hold_id>/end", holds.HoldEnd.as_view(), name="hold-end"),
 ]

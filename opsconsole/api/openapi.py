@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from deadletters.models import HoldState
 from deadletters.outcome import OutcomeClass
 from grants.actions import Action
 from grants.operators import OperatorKind
@@ -60,6 +61,7 @@ SPECTACULAR: dict[str, Any] = {
         "IncidentState": _words(IncidentState),
         "RepairState": _words(ActionState),
         "BatchState": _words(BatchState),
+        "HoldState": _words(HoldState),
         "RedriveState": _words(RedriveState),
         "RedriveItemState": _words(ItemState),
         "RedriveClassName": _words(RedriveClass),

@@ -364,8 +364,13 @@ CHOSEN = (
     errors.RedriveInvalid,
     errors.RedriveNotFound,
 )
-DECISION = {"tag": "redrives", "answer": RedriveMutationSerializer, "is_mutation": True}
-DECIDED = (errors.RedriveNotFound, errors.RedriveStanding)
+DECISION = {
+    "tag": "redrives",
+    "answer": RedriveMutationSerializer,
+    "is_mutation": True,
+    "takes_if_match": True,
+}
+DECIDED = (errors.RedriveNotFound, errors.RedriveChanged, errors.RedriveStanding)
 
 
 class RedriveList(OpsView):
@@ -426,7 +431,7 @@ class RedriveDetail(OpsView):
         """With its classes, its counts, how far it is, and before and after on samples where it changes anything."""
         shown = {**page_of(call.operator, redrive_id), "links": {"items": _path("redrive-items", redrive_id)}}
         document = RedrivePageSerializer(shown).data
-        tag = representation_tag(redrive_id, 0, document)
+        tag = representation_tag(redrive_id, shown["progress"].redrive.version, document)
         return Answer(value=shown, document=document, etag=tag)
 
 
@@ -463,7 +468,13 @@ class RedriveApprove(OpsView):
     def post(self, call: Call, redrive_id: UUID) -> Answer:
         """Only where it needs it, and not by who has planned it."""
         return _decided(
-            services.approve_redrive(redrive_id=redrive_id, by=call.operator, key=call.key, reason=call.body["reason"])
+            services.approve_redrive(
+                redrive_id=redrive_id,
+                by=call.operator,
+                key=call.key,
+                reason=call.body["reason"],
+                version=self.expected_version(redrive_id),
+            )
         )
 
 
@@ -485,6 +496,7 @@ class RedriveStart(OpsView):
                 key=call.key,
                 answers=answers_of(call.body["answers"]),
                 reason=call.body["reason"],
+                version=self.expected_version(redrive_id),
             )
         )
 
@@ -494,7 +506,13 @@ class RedrivePause(OpsView):
     def post(self, call: Call, redrive_id: UUID) -> Answer:
         """Nothing more is sent; what has been sent gets its result."""
         return _decided(
-            services.pause_redrive(redrive_id=redrive_id, by=call.operator, key=call.key, reason=call.body["reason"])
+            services.pause_redrive(
+                redrive_id=redrive_id,
+                by=call.operator,
+                key=call.key,
+                reason=call.body["reason"],
+                version=self.expected_version(redrive_id),
+            )
         )
 
 
@@ -516,6 +534,7 @@ class RedriveResume(OpsView):
                 key=call.key,
                 pace=pace_of(call.body.get("pace")),
                 reason=call.body["reason"],
+                version=self.expected_version(redrive_id),
             )
         )
 
@@ -525,7 +544,13 @@ class RedriveCancel(OpsView):
     def post(self, call: Call, redrive_id: UUID) -> Answer:
         """What has not been sent goes back to where it was; what has been sent gets its result."""
         return _decided(
-            services.cancel_redrive(redrive_id=redrive_id, by=call.operator, key=call.key, reason=call.body["reason"])
+            services.cancel_redrive(
+                redrive_id=redrive_id,
+                by=call.operator,
+                key=call.key,
+                reason=call.body["reason"],
+                version=self.expected_version(redrive_id),
+            )
         )
 
 
@@ -587,13 +612,17 @@ def _created(made: services.RedriveMutation) -> Answer:
     return Answer(
         value=made,
         status=202 if made.state == RedriveState.PLANNING else 201,
-        location=_path("redrive", made.redrive_id),
+        location=redrive_path(made.redrive_id),
         is_replay=made.idempotent_replay,
     )
 
 
 def _decided(mutation: services.RedriveMutation) -> Answer:
     return Answer(value=mutation, is_replay=mutation.idempotent_replay)
+
+
+def redrive_path(redrive_id: UUID) -> str:
+    return _path("redrive", redrive_id)
 
 
 def _path(name: str, redrive_id: UUID) -> str:

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from repairs.api import jobs, redrives, views
+from repairs.api import holds, jobs, redrives, views
 
 urlpatterns = [
     path("incidents/<uuid:incident_id>", views.IncidentDetail.as_view(), name="incident"),
@@ -24,6 +24,7 @@ urlpatterns = [
     path("repair-actions/<uuid:repair_id>", views.RepairDetail.as_view(), name="repair-action"),
     path("repair-actions/<uuid:repair_id>/cancel", views.RepairCancel.as_view(), name="repair-action-cancel"),
     path("repair-batches/<uuid:batch_id>", views.BatchDetail.as_view(), name="repair-batch"),
+    path("holds/<uuid:hold_id>/release", holds.HoldRelease.as_view(), name="hold-release"),
     path("redrives", redrives.RedriveList.as_view(), name="redrives"),
     path("redrives/<uuid:redrive_id>", redrives.RedriveDetail.as_view(), name="redrive"),
     path("redrives/<uuid:redrive_id>/items", redrives.RedriveItems.as_view(), name="redrive-items"),

@@ -40,6 +40,7 @@ from opsconsole.core.ids import new_id
 from opsconsole.core.search import asked
 from repairs.errors import (
     LetterNotFound,
+    RedriveChanged,
     RedriveEmpty,
     RedriveExists,
     RedriveInvalid,
@@ -475,14 +476,16 @@ def _named(letter_ids: tuple[UUID, ...], by: Operator) -> _Chosen:
 
 
 @service
-def approve_redrive(*, redrive_id: UUID, by: Operator, key: str, reason: str = "") -> RedriveMutation:
+def approve_redrive(
+    *, redrive_id: UUID, by: Operator, key: str, reason: str = "", version: int | None = None
+) -> RedriveMutation:
     """Say as the second person that a large redrive may start; whoever has planned it cannot.
 
     ``OPSCONSOLE_REDRIVE_APPROVAL_ABOVE`` says which are large (``Redrive.needs_approval``). Raises ``RedriveNotFound``,
     ``AccessDenied``, ``RedriveStanding`` unless it is ready and waits for one, ``RedriveOwnApproval`` or
     ``IdempotencyKeyReused``.
     """
-    asked_for = _Asked.by(redrive_id, by, key, APPROVED, {"reason": reason})
+    asked_for = _Asked.by(redrive_id, by, key, APPROVED, {"reason": reason}, version)
     if asked_for.replay is not None:
         return asked_for.replay
     redrive = asked_for.redrive
@@ -497,7 +500,13 @@ def approve_redrive(*, redrive_id: UUID, by: Operator, key: str, reason: str = "
 
 @service
 def start_redrive(
-    *, redrive_id: UUID, by: Operator, key: str, answers: Answers | None = None, reason: str = ""
+    *,
+    redrive_id: UUID,
+    by: Operator,
+    key: str,
+    answers: Answers | None = None,
+    reason: str = "",
+    version: int | None = None,
 ) -> RedriveMutation:
     """Let a judged redrive run: its safe part as it is, other classes as ``answers`` say, the rest is left out (C13).
 
@@ -510,7 +519,7 @@ def start_redrive(
     given = dict(answers or {})
     check_answers(given)
     packed = pack_answers(given)
-    asked_for = _Asked.by(redrive_id, by, key, STARTED, {"answers": packed, "reason": reason})
+    asked_for = _Asked.by(redrive_id, by, key, STARTED, {"answers": packed, "reason": reason}, version)
     if asked_for.replay is not None:
         return asked_for.replay
     redrive = asked_for.redrive
@@ -526,12 +535,14 @@ def start_redrive(
 
 
 @service
-def pause_redrive(*, redrive_id: UUID, by: Operator, key: str, reason: str = "") -> RedriveMutation:
+def pause_redrive(
+    *, redrive_id: UUID, by: Operator, key: str, reason: str = "", version: int | None = None
+) -> RedriveMutation:
     """Send nothing more of it until somebody lets it go on; what has been sent gets its result all the same.
 
     Raises ``RedriveNotFound``, ``AccessDenied``, ``RedriveStanding`` unless it runs, or ``IdempotencyKeyReused``.
     """
-    asked_for = _Asked.by(redrive_id, by, key, PAUSED, {"reason": reason})
+    asked_for = _Asked.by(redrive_id, by, key, PAUSED, {"reason": reason}, version)
     if asked_for.replay is not None:
         return asked_for.replay
     redrive = asked_for.redrive
@@ -545,7 +556,13 @@ def pause_redrive(*, redrive_id: UUID, by: Operator, key: str, reason: str = "")
 
 @service
 def resume_redrive(
-    *, redrive_id: UUID, by: Operator, key: str, pace: RedrivePace | None = None, reason: str = ""
+    *,
+    redrive_id: UUID,
+    by: Operator,
+    key: str,
+    pace: RedrivePace | None = None,
+    reason: str = "",
+    version: int | None = None,
 ) -> RedriveMutation:
     """Let a paused redrive go on, by the grants of ``by`` from now on, and at another ``pace`` if one is given.
 
@@ -557,7 +574,7 @@ def resume_redrive(
     if pace is not None:
         pace.check()
     asked_for = _Asked.by(
-        redrive_id, by, key, RESUMED, {"reason": reason, "pace": asdict(pace) if pace is not None else None}
+        redrive_id, by, key, RESUMED, {"reason": reason, "pace": asdict(pace) if pace is not None else None}, version
     )
     if asked_for.replay is not None:
         return asked_for.replay
@@ -575,14 +592,16 @@ def resume_redrive(
 
 
 @service
-def cancel_redrive(*, redrive_id: UUID, by: Operator, key: str, reason: str = "") -> RedriveMutation:
+def cancel_redrive(
+    *, redrive_id: UUID, by: Operator, key: str, reason: str = "", version: int | None = None
+) -> RedriveMutation:
     """Give a redrive up: what has not been sent goes back to where it was, what has been sent gets its result.
 
     A message that is on its way to the broker at this very moment never runs: the start guard refuses it. Locks the
     redrive, then the incidents and letters of what was planned. Raises ``RedriveNotFound``, ``AccessDenied``,
     ``RedriveStanding`` if it has ended, or ``IdempotencyKeyReused``.
     """
-    asked_for = _Asked.by(redrive_id, by, key, CANCELLED, {"reason": reason})
+    asked_for = _Asked.by(redrive_id, by, key, CANCELLED, {"reason": reason}, version)
     if asked_for.replay is not None:
         return asked_for.replay
     redrive = asked_for.redrive
@@ -616,7 +635,9 @@ class _Asked:
     replay: RedriveMutation | None = None
 
     @classmethod
-    def by(cls, redrive_id: UUID, by: Operator, key: str, action: str, body: Mapping[str, Any]) -> _Asked:
+    def by(
+        cls, redrive_id: UUID, by: Operator, key: str, action: str, body: Mapping[str, Any], version: int | None
+    ) -> _Asked:
         _check_reason(str(body["reason"]))
         scope = Redrive.objects.scope(redrive_id)
         needed = Redrive.objects.filter(id=redrive_id).values_list("action", flat=True).first()
@@ -635,6 +656,8 @@ class _Asked:
                 event_id=receipt.id,
                 idempotent_replay=True,
             )
+        elif version is not None and version != redrive.version:
+            raise RedriveChanged(current={"state": str(redrive.state), "version": redrive.version})
         return cls(
             redrive=redrive, operator=by, capability=capability, action=action, key=key, digest=digest,
             now=database_now(), replay=replay,

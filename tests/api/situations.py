@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
+from deadletters.journal.events import Caught, ErrorReport
 from deadletters.models import DeadLetter, WorkerNode
+from deadletters.services import HoldTarget, place_hold
 from grants.operators import Operator
 from incidents.models import Incident
+from opsconsole.core.clock import boot_id
 from opsconsole.core.database import database_now
 from opsconsole.core.ids import new_id
 from repairs.redrives.requests import RedriveSelection
 from repairs.redrives.services import create_redrive
 from repairs.services import retry_incident, retry_letter
-from tests.factories import TIMED_OUT, dead_letter
+from tests.factories import TIMED_OUT, dead_letter, failed, host_clock, intake, record
 from tests.jobs.rows import job
 
 
@@ -30,6 +34,7 @@ class Scene:
     job_id: UUID
     redriven: DeadLetter | None = None
     redrive_id: UUID | None = None
+    hold_id: UUID | None = None
 
     @property
     def incident(self) -> Incident:
@@ -63,6 +68,23 @@ def planned_redrive(by: Operator, *letters: DeadLetter, **fields: Any) -> UUID:
     made = create_redrive(by=by, key=f"redrive:{new_id()}", selection=selection, **fields)
     assert made.state == "ready"
     return made.redrive_id
+
+
+def placed_hold(by: Operator, tenant: str = "default", **fields: Any) -> UUID:
+    """Let ``by`` put ``shop.send_mail`` of a tenant on hold for an hour; return the hold's id."""
+    target = HoldTarget(tenant=tenant, **{"job_type": "shop.send_mail", **fields})
+    ends_at = database_now() + timedelta(hours=1)
+    return place_hold(target=target, reason="a template is broken", ends_at=ends_at, by=by, key=f"{new_id()}").hold_id
+
+
+def held_letter(hold_id: UUID, **fields: Any) -> DeadLetter:
+    """Return the letter of a message that a hold has put aside."""
+    nothing = ErrorReport(error_class="", text="")
+    event = failed(nothing, caught=Caught.HELD, never_started=True, hold_id=str(hold_id), **fields)
+    found = intake(source=fields.get("source", "tests")).failure(event, clock=host_clock(), boot_id=boot_id())
+    letter: DeadLetter = DeadLetter.objects.get(id=record(found)[0].letter_id)
+    assert letter.state == "held"
+    return letter
 
 
 def retrying(by: Operator, **fields: Any) -> DeadLetter:

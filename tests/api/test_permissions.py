@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from opsconsole.core.rest import API_NAMESPACE
 from repairs.models import Redrive, RedriveItem
 from repairs.reconciliation.running import run_scheduled
 from tests.api.client import Api, problem
-from tests.api.situations import Scene, planned_redrive, scene, worker_node
+from tests.api.situations import Scene, held_letter, placed_hold, planned_redrive, scene, worker_node
 from tests.cast import Cast, give, make_operator
 from tests.factories import dead_letter
 
@@ -85,6 +86,14 @@ def failed_redrive(scene: Scene) -> dict[str, Any]:
     return redrive(scene, pause_code="", **ended)
 
 
+def hold(scene: Scene) -> dict[str, Any]:
+    return {"hold_id": scene.hold_id}
+
+
+def end_of_hold(_: Scene) -> dict[str, Any]:
+    return {"reason": "later", "ends_at": (database_now() + timedelta(hours=2)).isoformat()}
+
+
 def nothing(_: Scene) -> dict[str, Any]:
     return {}
 
@@ -107,6 +116,8 @@ FOURS: dict[tuple[str, str], Four] = {
     ("GET", "reconciliation-run"): Four(sweep, 403, 200, 200),
     ("GET", "reconciliation-run-repairs"): Four(sweep, 403, 200, 200),
     ("GET", "audit"): Four(nothing, 403, 403, 200),
+    # One of every tenant is known to whoever may inspect anything.
+    ("GET", "holds"): Four(nothing, 403, 200, 200),
     # About oneself.
     ("GET", "me"): Four(nothing, 200, 200, 200),
     ("POST", "authorize"): Four(nothing, 200, 200, 200, lambda _: {"action": "inspect", "tenant": "default"}),
@@ -140,8 +151,16 @@ FOURS: dict[tuple[str, str], Four] = {
     ("POST", "redrive-resume"): Four(paused_redrive, 404, 404, 202),
     ("POST", "redrive-cancel"): Four(redrive, 404, 404, 200),
     ("POST", "redrive-retry-failed"): Four(failed_redrive, 404, 404, 201),
+    ("GET", "hold"): Four(hold, 404, 404, 200),
+    ("POST", "hold-extend"): Four(hold, 404, 404, 200, end_of_hold),
+    ("POST", "hold-end"): Four(hold, 404, 404, 200, lambda _: {"reason": "It is mended."}),
+    ("POST", "hold-release"): Four(hold, 404, 404, 201),
     # A sweep touches every tenant.
     ("POST", "reconciliation-runs"): Four(nothing, 403, 403, 201, lambda _: {"kind": "stale_leases"}),
+    # The scope is named in the body.
+    ("POST", "holds"): Four(
+        nothing, 403, 403, 201, lambda scene: {"tenant": "default", "queue": "celery", **end_of_hold(scene)}
+    ),
     # The scope is named in the body, or the grant is one that cannot be managed.
     ("POST", "grants"): Four(
         nothing, 403, 403, 201,
@@ -175,7 +194,9 @@ def the_scene(cast: Cast) -> Scene:
     give(pupil, Action.INSPECT, tenant="default")
     worker_node()
     redriven = dead_letter(task="shop.redriven")
-    return replace(scene(cast.ada), redriven=redriven, redrive_id=planned_redrive(cast.ada, redriven))
+    redrive_id, hold_id = planned_redrive(cast.ada, redriven), placed_hold(cast.ada)
+    held_letter(hold_id)
+    return replace(scene(cast.ada), redriven=redriven, redrive_id=redrive_id, hold_id=hold_id)
 
 
 def send(api: Api, route: tuple[str, str], four: Four, the_scene: Scene) -> Any:
@@ -195,6 +216,7 @@ def refused_ones(api: Api, the_scene: Scene, expected: Callable[[Four], int]) ->
             assert str(the_scene.incident.id) not in answer.content.decode()
             assert str(the_scene.job_id) not in answer.content.decode()
             assert str(the_scene.redrive_id) not in answer.content.decode()
+            assert str(the_scene.hold_id) not in answer.content.decode()
     the_scene.letter.refresh_from_db()
     assert the_scene.letter.state == "open"
     return answers
@@ -223,6 +245,8 @@ BY_ID = {
     ("payloads.read", "job"),
     ("inspect", "redrive"),
     ("redrive.run", "redrive"),
+    ("inspect", "hold"),
+    ("dead-letters.hold", "hold"),
     ("grants.manage", "user"),
     ("grants.manage", "grant"),
     ("audit.read", ""),

@@ -244,3 +244,18 @@ def test_what_has_failed_is_planned_again_as_a_redrive_of_its_own(ada: Api, cast
     again = created(ada.post(path, {"expected_count": 1, "pace": {"canary_size": 0}}))
     assert (again.retry_of_id, again.target_queue, again.canary_size) == (redrive_id, "slow", 0)
     problem(ada.post(path), 409, "redrive_exists")
+
+
+def test_a_decision_about_what_has_moved_on_is_refused_with_what_is_there_now(ada: Api, cast: Cast) -> None:
+    """The answers of a start are for what was looked at; the replay comes before the comparison (DESIGN 7)."""
+    redrive_id = planned_redrive(cast.ada, dead_letter())
+    path = f"redrives/{redrive_id}"
+    seen = ada.get(path)["ETag"]
+    assert ada.post(f"{path}/start", If_Match=seen, key="K").status_code == 202
+    assert ada.post(f"{path}/start", If_Match=seen, key="K")["Idempotent-Replayed"] == "true"
+    refused = ada.post(f"{path}/cancel", If_Match=seen)
+    current = problem(refused, 412, "redrive_changed")["current"]
+    assert current["state"] == "canary"
+    assert refused["ETag"] == f'"{redrive_id}:{current["version"]}"'
+    assert Redrive.objects.get().state == "canary"
+    assert ada.post(f"{path}/cancel", If_Match=refused["ETag"]).status_code == 200

@@ -14,7 +14,7 @@ from grants.words import DID, MAY, audit_words, may_words, target_words
 
 ROOT = Path(__file__).parents[2]
 APPS = ("grants", "incidents", "deadletters", "repairs")
-VERBS = ("grants.", "tokens.", "queue.", "operations.", "repairs.", "dead-letters.", "holds.")
+VERBS = ("grants.", "tokens.", "queue.", "operations.", "repairs.", "dead-letters.", "holds.", "redrive.")
 
 
 def _constants() -> Iterator[tuple[str, str]]:
