@@ -59,9 +59,9 @@ def release_hold(
     """Freeze what a hold has put aside as a redrive, with its dry run; nothing is sent before that is started (C14).
 
     The hold goes on as it is: end it first if new messages are to run at once. Needs ``dead-letters.hold`` on the hold
-    and ``redrive.run`` on the tenants of what it has put aside. ``expected_count`` is how many messages the operator
-    was shown. Raises ``HoldNotFound``, ``AccessDenied``, ``HoldChanged``, ``SelectionDrifted``, ``RedriveEmpty``,
-    ``RedriveExists``, ``RedriveInvalid`` or ``IdempotencyKeyReused``.
+    and on the tenants of what it has put aside, which is also what it takes to start it. ``expected_count`` is how many
+    messages the operator was shown. Raises ``HoldNotFound``, ``AccessDenied``, ``HoldChanged``, ``SelectionDrifted``,
+    ``RedriveEmpty``, ``RedriveExists``, ``RedriveInvalid`` or ``IdempotencyKeyReused``.
     """
     made = _release(
         hold_id=hold_id, by=by, key=key, expected_count=expected_count, pace=pace or RedrivePace(), reason=reason,
@@ -104,8 +104,9 @@ def _release(
         made.append(
             freeze_redrive(
                 held.filter(tenant=tenant, source=source), by=by, key=f"{key}:{tenant}:{source}", digest=digest,
-                capability=authorise(by, Action.REDRIVE_RUN, resource), resource=resource, source=source,
+                capability=authorise(by, Action.DEAD_LETTERS_HOLD, resource), resource=resource, source=source,
                 selection={"hold": str(hold_id)}, pace=pace, reason=reason, letter_state=str(LetterState.HELD),
+                action=Action.DEAD_LETTERS_HOLD,
             )
         )  # fmt: skip
     total = sum(one.total for one in made)

@@ -10,7 +10,7 @@ import pytest
 
 from deadletters.models import DeadLetter, Hold
 from grants.actions import Action
-from grants.models import AuditEvent
+from grants.models import AuditEvent, ScopeUserGrant
 from opsconsole.core.database import database_now
 from repairs.models import Redrive
 from repairs.redrives.services import start_redrive
@@ -149,17 +149,20 @@ def test_a_hold_of_every_tenant_is_released_as_one_redrive_for_each(ada: Api, ca
     assert sorted((one.tenant, one.total_count) for one in found) == [("default", 1), ("t-b", 1)]
 
 
-def test_sending_on_needs_to_hold_and_to_redrive(olga: Api, cast: Cast) -> None:
-    """GRA-02: the hold, and the tenants of what it has put aside."""
+def test_sending_on_needs_to_hold_and_nothing_else(olga: Api, cast: Cast) -> None:
+    """GRA-02: who holds a tenant's messages sends them on; a redrive of failed jobs stays closed to them."""
     hold_id = placed_hold(cast.ada)
     held_letter(hold_id)
-    problem(olga.post(f"holds/{hold_id}/release"), 403, "access_denied")
-    give(cast.olga, Action.DEAD_LETTERS_HOLD, tenant="default")
+    give(cast.olga, Action.REDRIVE_RUN, tenant="default")
     problem(olga.post(f"holds/{hold_id}/release"), 403, "access_denied")
     assert not Redrive.objects.exists()
-    give(cast.olga, Action.REDRIVE_RUN, tenant="default")
-    assert olga.post(f"holds/{hold_id}/release").status_code == 201
-    assert AuditEvent.objects.filter(operator_name="olga", verdict="denied").count() == 2
+    give(cast.olga, Action.DEAD_LETTERS_HOLD, tenant="default")
+    path = f"redrives/{olga.post(f'holds/{hold_id}/release').json()['redrives'][0]['redrive_id']}"
+    assert olga.post(f"{path}/start").status_code == 202
+    ScopeUserGrant.objects.filter(user_id=cast.olga.user_id, action=Action.REDRIVE_RUN.value).delete()
+    assert olga.post(f"{path}/pause").status_code == 200
+    ScopeUserGrant.objects.filter(user_id=cast.olga.user_id, action=Action.DEAD_LETTERS_HOLD.value).delete()
+    problem(olga.post(f"{path}/resume"), 403, "access_denied")
 
 
 def test_a_hold_with_nothing_put_aside_and_one_that_is_being_released_say_so(ada: Api, cast: Cast) -> None:
