@@ -21,12 +21,20 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 COMMAND = re.compile(r"(?:manage\.py|python -m django) +([^`#;&|\"\n]+)")
 # Sweeps may be run by nobody in particular, as beat does.
 WITHOUT_OPERATOR = {"reconcile"}
-QUOTED = sorted({(page.name, found[1].strip()) for page in PAGES for found in COMMAND.finditer(page.read_text())})
+CONTINUED = re.compile(r" *\\\n *")
+VARIABLE = re.compile(r"\$[A-Z]+")
+QUOTED = sorted(
+    {
+        (page.name, found[1].strip())
+        for page in PAGES
+        for found in COMMAND.finditer(CONTINUED.sub(" ", page.read_text()))
+    }
+)
 
 
 def _understand(text: str) -> dict[str, Any]:
     """Return the options that a command line gives; raises ``CommandError`` for one that is misused."""
-    name, *words = shlex.split(text)
+    name, *words = shlex.split(VARIABLE.sub("01970000-0000-7000-8000-000000000000", text))
     command: Any = load_command_class(get_commands()[name], name)
     options: dict[str, Any] = vars(command.create_parser("manage.py", name).parse_args(words))
     if name not in WITHOUT_OPERATOR and "operator" in options and not (options["operator"] or options["token"]):
