@@ -370,7 +370,7 @@ class Hooks:
     @_guarded
     def _on_task_prerun(self, sender: Any = None, **_: Any) -> None:
         file = self._file
-        if self._is_held(sender):
+        if self.holds.in_force() and self._is_held(sender):
             # Its body will not run, so that it has not started, whatever becomes of this process before that is noted.
             return
         if file is None:
