@@ -12,6 +12,7 @@ import hypothesis
 import kombu
 import pytest
 import redis
+from django.db import transaction
 from django.db.backends.base.operations import BaseDatabaseOperations
 from django.test import TransactionTestCase
 
@@ -110,10 +111,30 @@ def _flush_past_append_only_triggers() -> Iterator[None]:
 
     def flush_without_triggers(operations: Any, statements: Any) -> None:
         with audit_triggers_dropped(operations.connection):
-            flush(operations, statements)
+            if not (operations.connection.vendor == "postgresql" and delete_all_rows(operations.connection)):
+                flush(operations, statements)
 
     with mock.patch.object(BaseDatabaseOperations, "execute_sql_flush", flush_without_triggers):
         yield
+
+
+def delete_all_rows(connection: Any) -> bool:
+    """Empty the tables of PostgreSQL, and say whether that could be done this way: it takes a superuser.
+
+    To truncate them, as Django does, writes a file for each table and index: for a few rows seconds, on a busy disk.
+    """
+    tables = connection.introspection.django_table_names(only_existing=True, include_views=False)
+    filled = " UNION ALL ".join(f"SELECT '{table}' WHERE EXISTS (SELECT FROM {table})" for table in tables)
+    with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
+        cursor.execute("SELECT rolsuper FROM pg_roles WHERE rolname = current_user")
+        if not cursor.fetchone()[0]:
+            return False
+        # Neither foreign keys nor the triggers that keep totals: what those keep is emptied as well.
+        cursor.execute("SET LOCAL session_replication_role = replica")
+        cursor.execute(filled)
+        for (table,) in cursor.fetchall():
+            cursor.execute(f"DELETE FROM {table}")
+    return True
 
 
 # -- Brokers -----------------------------------------------------------------------------------------------------------
