@@ -76,9 +76,9 @@ def fill(count: int, *, indexed: bool = True) -> Any:
         "tenant": f"'t-' || (nth %% {TENANTS})",
         "severity": "10 * (1 + nth %% 4)",
         # Nineteen of twenty are over, as in a console that is in use, and their jobs have been told.
-        "state": "CASE WHEN nth %% 20 > 0 THEN 'resolved' WHEN nth %% 60 = 0 THEN 'acknowledged' ELSE 'open' END",
+        "state": "CASE WHEN nth %% 20 > 0 THEN 'resolved' WHEN nth %% 1000 = 0 THEN 'acknowledged' ELSE 'open' END",
         "resolved_at": "CASE WHEN nth %% 20 = 0 THEN NULL ELSE now() END",
-        "acknowledged_at": "CASE WHEN nth %% 60 = 0 THEN now() ELSE NULL END",
+        "acknowledged_at": "CASE WHEN nth %% 1000 = 0 THEN now() ELSE NULL END",
         "stamped_episode": "CASE WHEN nth %% 20 = 0 THEN 0 ELSE 1 END",
         "unresolved_count": "0",
         "title": "'shop.charge_card fails with CardDeclined no ' || nth",

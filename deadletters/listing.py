@@ -16,16 +16,17 @@ index; letters of a closed incident that have not been told yet are found by way
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
 from operator import itemgetter
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from uuid import UUID
 
-from django.db.models import F, OuterRef, Q, Subquery
+from django.db.models import F, OuterRef, Q, QuerySet, Subquery
 
 from deadletters.models import DECIDABLE, SETTLED, DeadLetter, LetterState
 from deadletters.querysets import DeadLetterQuerySet
 from incidents.models import UNRESOLVED_STATES, Incident, IncidentState
-from incidents.querysets import IncidentQuerySet
 from opsconsole.core.bounded import rows_of_each
 from opsconsole.core.database import AnyOf
 from opsconsole.core.keyset import Key, Page, Source, read_page
@@ -58,7 +59,7 @@ KEY = ("last_seen_at", "id")
 FIRST_WALK = 50
 """So many rows more than a page has are walked over before a part is looked for by its incidents."""
 LONG_WALK = 5_000
-FEW_INCIDENTS = 20
+FEW_INCIDENTS = 100
 """Of so few incidents most letters are not: what is acknowledged or just closed is not walked for then."""
 MOST_INCIDENTS = 500
 """The newest letter of so many incidents is looked up in about two milliseconds (measured); of more, walking is
@@ -121,7 +122,23 @@ def _parts(rows: DeadLetterQuerySet, segment: tuple[str, ...], standings: tuple[
 def _untold(rows: DeadLetterQuerySet, standing: str) -> list[Source[DeadLetter]]:
     """Return the letters of a standing that their incident says, of what has not been told that it was closed."""
     untold = rows.filter(closed_at__isnull=True)
-    return [ByIncident(untold.filter(state=state), KEY, standing=standing) for state in OF_INCIDENT[standing]]
+    of = Incidents(standing)
+    return [ByIncident(untold.filter(state=state), KEY, standing=standing, of=of) for state in OF_INCIDENT[standing]]
+
+
+class Incidents:
+    """The incidents of which letters of a standing can be; asked for once, and no more of them than are used."""
+
+    def __init__(self, standing: str) -> None:
+        if standing == "resolved":
+            self._rows = Incident.objects.unstamped()
+        else:
+            states = UNRESOLVED_STATES if standing == "held" else (standing,)
+            self._rows = Incident.objects.filter(state__in=states)
+
+    @cached_property
+    def ids(self) -> list[UUID]:
+        return list(self._rows.values_list("id", flat=True)[: MOST_INCIDENTS + 1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +146,11 @@ class ByIncident(Source[DeadLetter]):
     """Of letters of one own state, open or held, those that count as ``standing``, which their incidents say."""
 
     standing: str = field(kw_only=True)
+    of: Incidents = field(kw_only=True)
 
     def take(self, bound: Key | None, count: int, *, backwards: bool) -> list[Row]:
         """Return up to ``count`` letters beyond ``bound``, next to it first."""
-        incidents = list(self._incidents().values_list("id", flat=True)[: MOST_INCIDENTS + 1])
+        incidents = self.of.ids
         if not incidents:
             return []
         if self.standing in ("acknowledged", "resolved") and len(incidents) <= FEW_INCIDENTS:
@@ -147,39 +165,44 @@ class ByIncident(Source[DeadLetter]):
             return found + self._by_incident(incidents, walked[-1][0], wanted, backwards=backwards)
         return found + self._by_long_walks(walked[-1][0], wanted, backwards=backwards)
 
-    def _incidents(self) -> IncidentQuerySet:
-        """Return the incidents of which such letters can be."""
-        if self.standing == "resolved":
-            return Incident.objects.unstamped()
-        states = UNRESOLVED_STATES if self.standing == "held" else (self.standing,)
-        return Incident.objects.filter(state__in=states)
-
     def _by_incident(self, incidents: list[UUID], bound: Key | None, count: int, *, backwards: bool) -> list[Row]:
         """Return letters beyond ``bound`` by way of their incidents.
 
         A page comes from ``count`` incidents at most, those of which the next letter is the next of all.
         """
         rows = self.beyond(bound, backwards=backwards).filter(STANDINGS[self.standing])
+        if len(incidents) > count:
+            end, incidents = self._next_of(rows, incidents, count, backwards=backwards)
+            if end is not None:
+                within = Q(last_seen_at__lte=end) if backwards else Q(last_seen_at__gte=end)
+                rows = rows.filter(AnyOf("incident", incidents)).filter(within)
+                return [((row.last_seen_at, row.id), row) for row in rows[:count]]
+        keys = rows_of_each(
+            lambda incident: rows.filter(incident_id=incident).values_list(*KEY)[:count],
+            (NO_INCIDENT,),
+            [(incident,) for incident in incidents],
+        )
+        keys.sort(reverse=not backwards)
+        rows = rows.filter(AnyOf("id", [letter_id for _, letter_id in keys[:count]]))
+        return [((row.last_seen_at, row.id), row) for row in rows]
+
+    def _next_of(
+        self, rows: QuerySet[Any], incidents: list[UUID], count: int, *, backwards: bool
+    ) -> tuple[datetime | None, list[UUID]]:
+        """Return the incidents with the next letters, and how far from ``bound`` the last of ``count`` of them has one.
+
+        None in the place of that, and all that have any, where those are not so many.
+        """
         nearest = Subquery(rows.filter(incident_id=OuterRef("pk")).values("last_seen_at")[:1])
         tops = Incident.objects.filter(AnyOf("id", incidents)).annotate(nearest=nearest).values_list("nearest", "id")
         ranked = sorted(
             (pair for pair in tops.order_by() if pair[0] is not None), key=itemgetter(0), reverse=not backwards
         )
-        if len(ranked) >= count:
-            # Letters may have been seen at the same moment: who is level with the last incident is in.
-            end = ranked[count - 1][0]
-            chosen = [incident for at, incident in ranked if at == end or (at < end) is backwards]
-            within = Q(last_seen_at__lte=end) if backwards else Q(last_seen_at__gte=end)
-            rows = rows.filter(AnyOf("incident", chosen)).filter(within)
-        else:
-            keys = rows_of_each(
-                lambda incident: rows.filter(incident_id=incident).values_list(*KEY)[:count],
-                (NO_INCIDENT,),
-                [(incident,) for _, incident in ranked],
-            )
-            keys.sort(reverse=not backwards)
-            rows = rows.filter(AnyOf("id", [letter_id for _, letter_id in keys[:count]]))
-        return [((row.last_seen_at, row.id), row) for row in rows[:count]]
+        if len(ranked) < count:
+            return None, [incident for _, incident in ranked]
+        # Letters may have been seen at the same moment: who is level with the last incident is in.
+        end = ranked[count - 1][0]
+        return end, [incident for at, incident in ranked if at == end or (at < end) is backwards]
 
     def _by_long_walks(self, bound: Key, count: int, *, backwards: bool) -> list[Row]:
         """Return letters beyond ``bound`` by going on along the index, looking at ids alone."""

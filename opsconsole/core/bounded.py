@@ -6,10 +6,12 @@ operator may see is decided where it always is; only the frame around them is wr
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 from django.core.exceptions import EmptyResultSet
 from django.db import connections
@@ -89,7 +91,7 @@ def rows_of_each(
     """Return the rows of the ``values_list`` query for each of ``keys``, one after another.
 
     It is compiled once, with ``markers`` in the place of a key: for fifty keys, compiling costs more than the database.
-    No other parameter of the query may be equal to a marker.
+    No other parameter of the query may be equal to a marker. Keys are of ids and whole numbers.
     """
     made: Any = query(*markers)
     compiled = _compiled(made)
@@ -98,6 +100,9 @@ def rows_of_each(
     connection = connections[made.db]
     stored = [plain_value(connection, marker) if connection.vendor == "sqlite" else marker for marker in markers]
     places = [stored.index(value) if value in stored else None for value in compiled[1]]
+    if connection.vendor == "postgresql":
+        # So it is planned once, too: fifty parts of a union cost it ten times what they take to run (measured).
+        return _fetch(_typed(made), *_for_each(compiled, places, keys))
     parameters: list[Any] = []
     for key in keys:
         given = [plain_value(connection, one) if connection.vendor == "sqlite" else one for one in key]
@@ -106,6 +111,23 @@ def rows_of_each(
         ]
     statement = " UNION ALL ".join(f"SELECT * FROM ({compiled[0]}) AS t{number}" for number in range(len(keys)))  # noqa: S608
     return _fetch(_typed(made), statement, parameters)
+
+
+def _for_each(
+    compiled: tuple[str, list[Any]], places: Sequence[int | None], keys: Sequence[Sequence[Any]]
+) -> tuple[str, list[Any]]:
+    """Return the statement that joins a query with its keys: their columns stand where its markers were."""
+    text, values = compiled
+    first, *pieces = re.split(r"(?<!%)%s", text)
+    for piece, place in zip(pieces, places, strict=True):
+        first += ("%s" if place is None else f"k.c{place}") + piece
+    columns = list(zip(*keys, strict=True))
+    kinds = ["uuid" if isinstance(column[0], UUID) else "bigint" for column in columns]
+    arrays = ", ".join(f"%s::{kind}[]" for kind in kinds)
+    names = ", ".join(f"c{number}" for number in range(len(columns)))
+    statement = f"SELECT t.* FROM unnest({arrays}) AS k({names}) CROSS JOIN LATERAL ({first}) AS t"  # noqa: S608
+    given = [value for value, place in zip(values, places, strict=True) if place is None]
+    return statement, [*(list(column) for column in columns), *given]
 
 
 def _typed(queryset: QuerySet[Any]) -> Any:
