@@ -28,17 +28,16 @@ class BatchNotFound(OpsError):
 
 
 class IncidentNotRepairable(OpsError):
-    """The incident has no failed job that can be repaired from here."""
+    """The incident has no failed job that can be repaired from here; discard it, or send the work anew (A12)."""
 
     code = "operations_incident_not_repairable"
     status = 409
     message = "This cannot be repaired automatically: {detail}"
 
 
-class IncidentHasNoLetter(OpsError):
+class IncidentHasNoLetter(IncidentNotRepairable):
     """The incident names no failed job, so there is nothing to repair (A12)."""
 
-    code = "operations_incident_has_no_letter"
     status = 404
     message = "The incident has no failed job to repair."
 

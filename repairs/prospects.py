@@ -21,7 +21,7 @@ from deadletters.outcome import OutcomeClass
 from incidents.models import Incident
 from opsconsole.core.errors import OpsError
 from repairs.errors import LetterTooOld, ProviderOutcomeUnknown
-from repairs.refusals import Served, refusal_of
+from repairs.refusals import NAMES_NO_JOB, NO_JOB, Served, refusal_of
 from repairs.services import MOST_LETTERS
 
 COUNTED = 5_000
@@ -177,6 +177,8 @@ def prospect_of(row: Any, served: Served) -> tuple[Prospect, str]:
     """Return what a retry of an open job would mean, and why, as far as its row, policy and the live workers tell."""
     if row.is_set_aside:
         return Prospect.BLOCKED, "Its recording is not complete."
+    if row.job_type == NO_JOB:
+        return Prospect.BLOCKED, f"It can't be repaired: {NAMES_NO_JOB}"
     most = served.most_seconds(row.job_type, row.first_seen_at)
     if most is not None:
         return Prospect.BLOCKED, LetterTooOld(job_type=row.job_type, max_age_seconds=most).detail

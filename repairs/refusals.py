@@ -32,6 +32,7 @@ from opsconsole.core.sealing import BrokenSeal, UnknownSealKey
 from opsconsole.jobs.tokens import TASK_PREFIX
 from repairs.errors import (
     ArgumentsDoNotFit,
+    IncidentNotRepairable,
     JobNotServed,
     JobOvertaken,
     LetterSetAside,
@@ -44,6 +45,9 @@ from repairs.errors import (
 )
 from repairs.records import is_of_ledger, refuse_ledger_job
 
+NO_JOB = "invalid"
+"""The type of what could not be read as any job (A1)."""
+NAMES_NO_JOB = "its message names no job."
 LOADED = 25
 """Stored messages in memory at once: each may have a megabyte."""
 KEPT_SECONDS = 5.0
@@ -164,14 +168,16 @@ def refuse_unrepairable(
 ) -> list[str]:
     """Raise the first refusal that applies to retrying a locked letter, or return warnings for its operator.
 
-    Raises ``JobOvertaken``, ``LetterSetAside``, ``LetterTooOld``, ``MessageNotCaptured``, ``MessageTooDeep``,
-    ``MessageSealedWithUnknownKey``, ``MessageExpired``, ``JobNotServed``, ``ArgumentsDoNotFit``,
+    Raises ``JobOvertaken``, ``LetterSetAside``, ``IncidentNotRepairable``, ``LetterTooOld``, ``MessageNotCaptured``,
+    ``MessageTooDeep``, ``MessageSealedWithUnknownKey``, ``MessageExpired``, ``JobNotServed``, ``ArgumentsDoNotFit``,
     ``ProviderOutcomeUnknown``, or, for a job of the ledger, ``RepairReferenceMissing`` or ``RecordFinished``.
     """
     if letter.state not in DECIDABLE:
         raise JobOvertaken(standing=letter.standing(incident))
     if letter.is_set_aside:
         raise LetterSetAside
+    if letter.job_type == NO_JOB:
+        raise IncidentNotRepairable(detail=NAMES_NO_JOB)
     most = served.most_seconds(letter.job_type, letter.first_seen_at)
     if most is not None:
         raise LetterTooOld(job_type=letter.job_type, max_age_seconds=most)

@@ -9,10 +9,11 @@ from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from django.db.models import Count, Subquery, Value
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from deadletters.models import WorkerNode
+from deadletters.models import SetAsideEntry, WorkerNode
 from deadletters.querysets import NODE_IS_GONE_AFTER
 from repairs.reconciliation.watch import NOT_READ, SweepWatch, read_watch
 
@@ -51,6 +52,8 @@ class Machinery:
     waiting_seconds: int
     dropped: int
     troubles: int
+    set_aside: int = 0
+    """Failed jobs whose recording failed again and again: no list has them."""
     silent_since: tuple[tuple[str, datetime], ...] = ()
     sources: frozenset[str] = frozenset()
     """Sources of which a worker is alive."""
@@ -70,7 +73,7 @@ class Machinery:
     @property
     def is_well(self) -> bool:
         """Whether failures are being captured as far as anybody knows."""
-        return bool(self.reporting) and not (self.silent or self.dropped or self.troubles)
+        return bool(self.reporting) and not (self.silent or self.dropped or self.troubles or self.set_aside)
 
     @property
     def swept_at(self) -> datetime | None:
@@ -108,7 +111,7 @@ def forget() -> None:
 def _read() -> Machinery:
     nodes = list(
         WorkerNode.objects.filter(seen_at__gte=Now() - REMEMBERED)
-        .annotate(now=Now())
+        .annotate(now=Now(), set_aside=_set_aside())
         .only(
             "source", "host", "release", "queues", "seen_at", "started_at", "stopped_at", "captured_at",
             "journal_bytes", "journal_oldest_seconds", "dropped_count", "trouble",
@@ -128,6 +131,7 @@ def _read() -> Machinery:
         waiting_seconds=int(max((node.journal_oldest_seconds for node in running), default=0.0)),
         dropped=sum(node.dropped_count for node in alive),
         troubles=sum(bool(node.trouble) for node in alive),
+        set_aside=(getattr(nodes[0], "set_aside", 0) or 0) if nodes else 0,
         silent_since=tuple((node.host, node.seen_at) for node in silent[:3]),
         sources=frozenset(node.source for node in alive),
         queues=_queues(nodes, alive),
@@ -136,6 +140,12 @@ def _read() -> Machinery:
         read_monotonic=time.monotonic(),
         sweeps=read_watch(),
     )
+
+
+def _set_aside() -> Subquery:
+    """Return how many entries wait to be recorded after all, as a part of another question."""
+    waiting = SetAsideEntry.objects.filter(applied_at__isnull=True).order_by().values(one=Value(1))
+    return Subquery(waiting.annotate(entries=Count("pk")).values("entries"))
 
 
 def _queues(nodes: list[WorkerNode], alive: list[WorkerNode]) -> tuple[ServedQueue, ...]:

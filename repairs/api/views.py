@@ -45,6 +45,7 @@ LETTER = {"tag": "dead-letters", "answer": LetterMutationSerializer, "is_mutatio
 DECIDED = (errors.LetterNotFound, errors.JobOvertaken, IncidentChanged)
 UNRETRYABLE = (
     errors.LetterSetAside,
+    errors.IncidentNotRepairable,
     errors.LetterTooOld,
     errors.MessageNotCaptured,
     errors.MessageTooDeep,

@@ -12,7 +12,9 @@ from celery.exceptions import Ignore, Retry
 from django.db import OperationalError, connection, transaction
 
 from deadletters.journal.events import Caught, Ended, EndState
-from deadletters.models import Attempt, DeadLetter
+from deadletters.models import Attempt, DeadLetter, SetAsideEntry
+from deadletters.replay import replay_set_aside
+from opsconsole.console import machinery
 from opsconsole.core.clock import boot_now, wall_now
 from opsconsole.core.database import database_now
 from opsconsole.core.effects import OutcomeClass
@@ -23,10 +25,12 @@ from opsconsole.jobs.kind import Work
 from opsconsole.jobs.kinds import kind_named
 from opsconsole.jobs.models import Job, JobState
 from opsconsole.jobs.services import enqueue
+from repairs.settlement import DatabaseSettlement
 from tests import factories
 from tests.deadletters.test_drain import batch, drain
 from tests.jobs.kinds_of_tests import BODIES, TOLD
 from tests.jobs.steps import LOST, died, dispatch, letter_of, make_due, new_job, record, run
+from tests.repairs.reconciliation.rows import worker
 
 pytestmark = pytest.mark.django_db
 
@@ -324,6 +328,31 @@ def test_an_effect_that_raises_undoes_the_whole_recording() -> None:
     job.refresh_from_db()
     assert job.state == JobState.RUNNING
     assert not DeadLetter.objects.exists()
+
+
+def test_an_effect_that_goes_on_raising_sets_the_entry_aside_where_pages_show_it() -> None:
+    """A3: nothing of it is recorded, the others of its page are, and once the effect is mended all of it is."""
+    job = new_job("test_watched")
+    token = dispatch(job)
+    ledger.claim(job_id=job.id, token=token, owner="w", kind=kind_named(job.kind))
+    BODIES["mark_dead"] = lambda _work: None
+    other = factories.failed()
+    drain().apply(batch(died(job, token), other))
+    assert [letter.task_id for letter in DeadLetter.objects.all()] == [other.delivery.task_id]
+    job.refresh_from_db()
+    assert job.state == JobState.RUNNING
+    assert "its record cannot be marked" in SetAsideEntry.objects.get().reason
+    worker()
+    machinery.forget()
+    shown = machinery.machinery()
+    assert (shown.set_aside, shown.is_well) == (1, False)
+
+    del BODIES["mark_dead"]
+    assert replay_set_aside(DatabaseSettlement()).recorded == 1
+    job.refresh_from_db()
+    assert (job.state, letter_of(job).state) == (JobState.DEAD, "open")
+    machinery.forget()
+    assert machinery.machinery().set_aside == 0
 
 
 def test_a_body_that_is_done_waits_for_a_database_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:

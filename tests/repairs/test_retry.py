@@ -26,6 +26,7 @@ from opsconsole.core.database import database_now
 from opsconsole.core.errors import OpsError
 from repairs.errors import (
     ArgumentsDoNotFit,
+    IncidentNotRepairable,
     JobNotServed,
     JobOvertaken,
     LetterNotFound,
@@ -815,3 +816,24 @@ def test_a_held_job_can_be_decided_about_alone_and_is_held_again_when_its_retry_
     assert closed.state == "already_done"
     with pytest.raises(JobOvertaken):
         retry_letter(letter_id=chosen[2], by=cast.olga, key="f")
+
+
+def test_what_names_no_job_is_not_repaired(cast: Cast) -> None:
+    """A1, A12: 409 operations_incident_not_repairable, alone and among several; nothing is planned."""
+    letter = factories.dead_letter(task="")
+    assert letter.job_type == "invalid"
+    with pytest.raises(IncidentNotRepairable) as refused:
+        retry_letter(letter_id=letter.id, by=cast.ada, key="k")
+    assert (refused.value.code, refused.value.status) == ("operations_incident_not_repairable", 409)
+    done = retry_incident(incident_id=letter.incident_id, by=cast.ada, key="k2", letter_ids=[letter.id])
+    assert [result.code for result in done.results] == ["operations_incident_not_repairable"]
+    assert not RepairAction.objects.exists()
+
+
+def test_an_incident_without_a_job_is_not_repaired(cast: Cast) -> None:
+    """A12: 404 operations_incident_not_repairable."""
+    letter = factories.dead_letter()
+    Incident.objects.update(letter_count=0)
+    with pytest.raises(IncidentNotRepairable) as refused:
+        retry_incident(incident_id=letter.incident_id, by=cast.ada, key="k", expected_count=0)
+    assert (refused.value.code, refused.value.status) == ("operations_incident_not_repairable", 404)
