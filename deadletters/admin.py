@@ -572,9 +572,7 @@ class WorkerNodeAdmin(OperatorAdmin):
 
     @admin.display(description="Journal waiting")
     def waiting(self, row: WorkerNode) -> str:
-        # As the line under the header has it: what has waited for less than a second is on its way.
-        seconds = int(row.journal_oldest_seconds)
-        return f"{row.journal_bytes:,} bytes, oldest {seconds} s" if seconds else "nothing"
+        return row.waiting_words
 
     @admin.display(description="Release")
     def release(self, row: WorkerNode) -> str:

@@ -417,6 +417,12 @@ class WorkerNode(models.Model):
     def __str__(self) -> str:
         return self.id
 
+    @property
+    def waiting_words(self) -> str:
+        """What waits in its journal, for people: what has waited for less than a second is on its way."""
+        seconds = int(self.journal_oldest_seconds)
+        return f"{self.journal_bytes:,} bytes, oldest {seconds} s" if seconds else "nothing"
+
 
 class JournalFolder(models.Model):
     """How far one worker's journal has been counted; committed together with what it counts."""

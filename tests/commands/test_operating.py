@@ -12,6 +12,7 @@ from django.contrib.auth import get_user_model
 from django.core.management import call_command, load_command_class
 from django.core.management.base import BaseCommand
 
+from deadletters.models import WorkerNode
 from grants.actions import Action
 from grants.cli import TOKEN_VARIABLE
 from grants.models import AuditEvent
@@ -74,6 +75,14 @@ def test_the_same_rows_are_listed_as_over_rest(cast: Cast) -> None:
         assert run(*words).out
     listed = run("audit", "list", "--json", "--action", "dead-letters.retry").json["results"]
     assert listed == api.rows("audit", {"action": "dead-letters.retry"})
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(0.4, "nothing"), (75.0, "99,427 bytes, oldest 75 s")])
+def test_what_waits_in_a_journal_is_told_as_on_the_page(cast: Cast, seconds: float, told: str) -> None:
+    """A journal keeps what it has recorded for a while: its size alone is nothing to worry about."""
+    worker_node()
+    WorkerNode.objects.update(journal_bytes=99_427, journal_oldest_seconds=seconds)
+    assert told in run("nodes").out
 
 
 def test_reading_goes_by_the_operators_grants(cast: Cast) -> None:

@@ -37,7 +37,7 @@ class Command(OperationsCommand):
             ("seen", lambda report: report.node.seen_at),
             ("queues", lambda report: ",".join(report.queues)),
             ("tasks", lambda report: len(report.tasks)),
-            ("journal", lambda report: f"{report.node.journal_bytes} B"),
+            ("waiting", lambda report: report.node.waiting_words),
             ("trouble", lambda report: report.node.trouble),
         )
         self.answer_page(options, page, NodeSerializer, columns)
