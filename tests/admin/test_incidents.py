@@ -140,7 +140,8 @@ def test_closing_without_repair_states_the_number_and_wants_code_and_summary(
     page = client.get(_url(letter.incident, "close/"))
     text = text_of(page.content.decode())
     assert "Close without repairing 2 jobs" in text
-    assert "retried from its own page. A new failure" in text
+    assert "retried from its own page until" in text
+    assert "A new failure opens the incident again." in text
     assert "development" in text
     form = page.context["asked"].form
     assert (form["code"].value(), form["summary"].value()) == (None, None)
