@@ -54,6 +54,7 @@ from opsconsole.core.admin import (
 )
 from opsconsole.core.bounded import capped_counts
 from opsconsole.core.search import search_context
+from opsconsole.jobs.tokens import job_id_of
 
 STATE_WORDS = {
     "open": "Needs a decision",
@@ -266,7 +267,7 @@ class DeadLetterAdmin(OperatorAdmin):
 
     @admin.display(description="Last failure")
     def last(self, row: DeadLetter) -> Cell:
-        return Cell(at=row.last_seen_at, second=f"{thousands(row.attempts)} attempt{'' if row.attempts == 1 else 's'}")
+        return Cell(at=row.last_seen_at, second=_last_run(row))
 
     @admin.display(description="Incident")
     def incident(self, row: DeadLetter) -> Cell:
@@ -408,12 +409,30 @@ def _traceback_head(known: JobHistory) -> str:
     return f"{head}{error}\n"
 
 
+def times_sent(task_id: str) -> int | None:
+    """Return how often the ledger had sent a job with this message, which has an id of its own: ``None`` for others.
+
+    Such a job is tried again by a new message, whose attempt is always the first one.
+    """
+    number = task_id.split(":")[2:3]
+    return int(number[0]) if job_id_of(task_id) is not None and number and number[0].isdecimal() else None
+
+
+def _last_run(letter: DeadLetter) -> str:
+    sent = times_sent(letter.task_id)
+    if sent is not None:
+        return "sent once" if sent == 1 else f"sent {thousands(sent)} times"
+    return f"{thousands(letter.attempts)} attempt{'' if letter.attempts == 1 else 's'}"
+
+
 def attempt_words(letter: DeadLetter, finals: Sequence[KnownFailure] = ()) -> str:
     """Return how many attempts a job has had: in all runs if all their failures are given, else in the last one."""
     runs = letter.occurrence_count
+    if times_sent(letter.task_id) is not None:
+        return _last_run(letter)
     if 1 < len(finals) < MOST_FAILURES:
         return f"{thousands(sum(one.retries + 1 for one in finals))} attempts in {len(finals)} runs"
-    last = f"{thousands(letter.attempts)} attempt{'' if letter.attempts == 1 else 's'}"
+    last = _last_run(letter)
     return f"{last} in the last of {thousands(runs)} runs" if runs > 1 else last
 
 
@@ -449,7 +468,8 @@ def _facts(letter: DeadLetter) -> list[tuple[str, str]]:
         ("Trace id", letter.trace_id),
         ("Sentry id", letter.sentry_id),
         ("Message", letter.message_state),
-        ("Attempts", thousands(letter.attempts)),
+        ("Attempts", "" if times_sent(letter.task_id) else thousands(letter.attempts)),
+        ("Sent", _last_run(letter).removeprefix("sent ") if times_sent(letter.task_id) else ""),
         ("Final failures", thousands(letter.occurrence_count)),
         ("First failure", when(letter.first_seen_at)),
         ("Last failure", when(letter.last_seen_at)),
@@ -477,7 +497,7 @@ def _history_row(one: KnownFailure, letter: DeadLetter, *, what: str, took: str,
     return HistoryRow(
         at=one.happened_at,
         what=what,
-        attempt=one.retries + 1,
+        attempt=times_sent(one.task_id) or one.retries + 1,
         took=took,
         error_class=one.error_class,
         error_text=one.error_text,

@@ -37,6 +37,7 @@ from opsconsole.core.admin import BulkAction, Cell, Pill, again, thousands, when
 from opsconsole.core.database import database_now
 from opsconsole.core.errors import OpsError
 from opsconsole.core.ids import new_id
+from opsconsole.jobs.tokens import job_id_of
 from repairs.admin.decisions import DISCARD, DONE, Decision
 from repairs.admin.incidents import carry_out, must_ask, refused_words, retry_form, reveal_of, served_for
 from repairs.admin.payloads import reveal
@@ -127,8 +128,11 @@ class RepairableLetterAdmin(DeadLetterAdmin):
         may = allowed(request, letter.resource, (*VERBS, Action.PAYLOADS_READ))
         until = message_kept_until(letter, letter.incident)
         kept = [("Message kept until", when(until))] if until is not None and letter.message_state == "full" else []
+        of_ledger = job_id_of(letter.task_id)
+        ledger_url = reverse("admin:ops_jobs_job_page", args=[of_ledger], current_app=site) if of_ledger else ""
         return {
             **context,
+            "ledger_url": ledger_url,
             "facts": [*context["facts"], *kept],
             "buttons": self.buttons_for(letter, checked, may, by),
             "hidden": seen(letter.incident),

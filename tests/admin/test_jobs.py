@@ -11,10 +11,11 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from deadletters.models import DeadLetter
+from deadletters.models import DeadLetter, Occurrence
 from grants.models import AuditEvent
 from incidents.admin import incident_name
 from opsconsole.jobs import intake
+from opsconsole.jobs.errors import Refused
 from opsconsole.jobs.kind import Kind, RecordState
 from opsconsole.jobs.kinds import kind_named
 from opsconsole.jobs.models import Job
@@ -27,7 +28,7 @@ from tests.factories import dead_letter
 from tests.jobs import records
 from tests.jobs.rows import job
 from tests.jobs.server import closed_port
-from tests.jobs.steps import dispatch, run
+from tests.jobs.steps import dispatch, kill, run
 
 pytestmark = pytest.mark.django_db
 LIST = "/ops/jobs/"
@@ -181,3 +182,26 @@ def test_the_pages_show_the_records_state_before_and_after_a_retry(
     record = kind_named(made.kind).record(made)
     assert record is not None
     assert json.loads(action.after)["record"] == record.state == told.rpartition(" ")[2]
+
+
+def test_a_failed_job_of_the_ledger_says_how_often_it_was_sent_and_leads_to_its_row(
+    cast: Cast, sign_in: SignIn
+) -> None:
+    """Each of its attempts is a message of its own, which alone would be its first attempt."""
+    made = kill(error=Refused("no"))
+    letter = DeadLetter.objects.get()
+    client = sign_in(cast.ada)
+    page = f"/ops/dead-letters/{letter.id}/"
+    assert "sent once" in text_of(client.get(page).content.decode())
+    again = f"job:{made.id}:5:752da519"
+    DeadLetter.objects.update(task_id=again)
+    Occurrence.objects.update(task_id=again)
+    for path in (page, f"/ops/incidents/{letter.incident_id}/", "/ops/dead-letters/"):
+        text = text_of(client.get(path).content.decode())
+        assert "sent 5 times" in text, path
+        assert "1 attempt" not in text, path
+    answer = client.get(page)
+    assert [row.attempt for row in answer.context["history"]] == [5]
+    assert client.get(answer.context["ledger_url"]).context["job"].id == made.id
+    DeadLetter.objects.update(task_id="job:nonsense")
+    assert client.get(page).context["ledger_url"] == ""
