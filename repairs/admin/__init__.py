@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from deadletters.models import DeadLetter
+from deadletters.models import DeadLetter, Hold
 from incidents.models import Incident
 from opsconsole.jobs.models import Job
+from repairs.admin.holds import HoldAdmin
 from repairs.admin.incidents import RepairableIncidentAdmin
 from repairs.admin.jobs import JobAdmin
 from repairs.admin.redrives import RedriveAdmin
@@ -21,6 +22,7 @@ ADMINS: dict[Any, Any] = {
     Job: JobAdmin,
     RepairAction: RepairActionAdmin,
     Redrive: RedriveAdmin,
+    Hold: HoldAdmin,
     ReconciliationRun: ReconciliationRunAdmin,
 }
 """What the console registers; nothing is registered on Django's default site."""

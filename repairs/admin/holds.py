@@ -58,6 +58,7 @@ MOST_COUNTED = 100_000
 EVENTS_SHOWN = 50
 LOOKS_AGAIN_SECONDS = 3
 FORM_SECONDS = 600
+GOES_ON = " The hold goes on: end it if new jobs are to run at once."
 
 
 class HoldStateFilter(ChoiceFilter):
@@ -82,7 +83,7 @@ class SpanForm(ReasonForm):
         label="For", choices=SPANS, initial="3600", help_text="it ends by itself; what it has put aside stays aside"
     )
 
-    field_order = ("ends_in", "reason")
+    field_order: ClassVar[tuple[str, ...]] = ("ends_in", "reason")
 
     def span(self) -> timedelta:
         """Return for how long from now."""
@@ -101,7 +102,7 @@ class PlaceForm(SpanForm):
         label="Hash of the arguments", required=False, max_length=64, help_text="only together with the task"
     )
 
-    field_order = ("job_type", "queue", "task_id", "payload_hash", "tenant", "source", "ends_in", "reason")
+    field_order: ClassVar[tuple[str, ...]] = ("job_type", "queue", "task_id", "payload_hash", "tenant", "source", "ends_in", "reason")
     NAMED = ("tenant", "source", "job_type", "queue", "task_id", "payload_hash")
 
     def target(self) -> HoldTarget:
@@ -218,8 +219,7 @@ class HoldAdmin(OperatorAdmin):
             buttons.missing = may.missing({Action.DEAD_LETTERS_HOLD: verbs})
             return buttons
         buttons.bar = [
-            Button(label=label, url=self.url(page, hold.id), is_primary=is_primary)
-            for label, page, is_primary in steps
+            Button(label=label, url=self.url(page, hold.id), is_primary=is_primary) for label, page, is_primary in steps
         ]
         return buttons
 
@@ -378,7 +378,7 @@ class HoldAdmin(OperatorAdmin):
             section = Section(
                 heading="First a dry run: nothing is sent yet",
                 text="They are frozen as a redrive, in the order in which they came; you look at it and start it."
-                + (" The hold goes on: end it if new jobs are to run at once." if hold.state == HoldState.ACTIVE else ""),
+                + (GOES_ON if hold.state == HoldState.ACTIVE else ""),
             )
             if not count:
                 section = Section(heading="Nothing is put aside", tone="grey")
