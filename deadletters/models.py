@@ -22,7 +22,7 @@ from deadletters.querysets import (
     WorkerNodeQuerySet,
 )
 from grants.resources import Resource
-from incidents.models import Grouping, Incident, Severity
+from incidents.models import HOLD_CATEGORY, Grouping, Incident, Severity
 from opsconsole.core.ids import new_id
 from opsconsole.core.versions import version_of
 
@@ -290,6 +290,11 @@ class Hold(models.Model):
 def hold_incident_key(hold_id: object) -> str:
     """Return the key of the incidents of a hold."""
     return f"hold:{hold_id}"
+
+
+def hold_of(incident: Incident) -> UUID | None:
+    """Return the hold whose incident this is; None for every other incident."""
+    return UUID(incident.key.partition(":")[2]) if incident.category == HOLD_CATEGORY else None
 
 
 class TracebackText(models.Model):

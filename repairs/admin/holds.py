@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 from uuid import UUID
@@ -83,7 +83,7 @@ class SpanForm(ReasonForm):
         label="For", choices=SPANS, initial="3600", help_text="it ends by itself; what it has put aside stays aside"
     )
 
-    field_order: ClassVar[tuple[str, ...]] = ("ends_in", "reason")
+    field_order: Iterable[str] | None = ("ends_in", "reason")
 
     def span(self) -> timedelta:
         """Return for how long from now."""
@@ -102,7 +102,7 @@ class PlaceForm(SpanForm):
         label="Hash of the arguments", required=False, max_length=64, help_text="only together with the task"
     )
 
-    field_order: ClassVar[tuple[str, ...]] = ("job_type", "queue", "task_id", "payload_hash", "tenant", "source", "ends_in", "reason")
+    field_order = ("job_type", "queue", "task_id", "payload_hash", "tenant", "source", "ends_in", "reason")
     NAMED = ("tenant", "source", "job_type", "queue", "task_id", "payload_hash")
 
     def target(self) -> HoldTarget:

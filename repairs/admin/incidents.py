@@ -16,7 +16,7 @@ from django.urls import reverse
 
 from deadletters.admin import OUTCOME_TONES, OUTCOME_WORDS, attempt_words, job_context, letter_name, letter_words
 from deadletters.journal.events import MessageState
-from deadletters.models import DECIDABLE, DeadLetter, LetterState
+from deadletters.models import DECIDABLE, DeadLetter, LetterState, hold_of
 from deadletters.selectors import Hourly, open_jobs_of
 from grants.actions import Action
 from grants.operators import Operator
@@ -225,8 +225,8 @@ class RepairableIncidentAdmin(SelectableIncidentAdmin):
     # -- page ----------------------------------------------------------------------------------------------------------
 
     def button_actions(self) -> tuple[Action, ...]:
-        """Ask about retrying as well, one by one and as a redrive."""
-        return (*super().button_actions(), Action.DEAD_LETTERS_RETRY, Action.REDRIVE_RUN)
+        """Ask about retrying as well, one by one and as a redrive, and about holding."""
+        return (*super().button_actions(), Action.DEAD_LETTERS_RETRY, Action.REDRIVE_RUN, Action.DEAD_LETTERS_HOLD)
 
     def incident_context(self, request: HttpRequest, incident: Incident) -> dict[str, Any]:
         """Add what is known of the incident's jobs and their repairs."""
@@ -409,6 +409,8 @@ class RepairableIncidentAdmin(SelectableIncidentAdmin):
         A button whose job asks nothing acts at once; the others, whose label ends in an ellipsis, ask first.
         """
         counted = judged.tiles
+        if not incident.is_resolved and Action.DEAD_LETTERS_HOLD in may:
+            self.add_hold_button(buttons, incident)
         if incident.is_resolved or not counted.retriable:
             return
         count = f"{thousands(counted.retriable)}{'+' if counted.is_capped else ''}"
@@ -448,6 +450,18 @@ class RepairableIncidentAdmin(SelectableIncidentAdmin):
                     direct=at_once,
                 )
             )
+
+    def add_hold_button(self, buttons: Buttons, incident: Incident) -> None:
+        """Add what stops the bleeding: holding the task whose jobs fail; or, of a hold's incident, the hold itself."""
+        site = self.admin_site.name
+        hold_id = hold_of(incident)
+        if hold_id is not None:
+            url = reverse("admin:ops_deadletters_hold_page", args=[hold_id], current_app=site)
+            buttons.bar.append(Button(label="Look at the hold", url=url, is_primary=True))
+        elif incident.job_type:
+            named = {"tenant": incident.tenant, "source": incident.source, "job_type": incident.job_type}
+            url = f"{reverse('admin:ops_deadletters_hold_place', current_app=site)}?{urlencode(named)}"
+            buttons.more.append(Button(label="Hold jobs of this task…", url=url))
 
     def repairs_url(self, incident: Incident) -> str:
         """Return the address of the list of its repairs."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
+from urllib.parse import urlencode
 from uuid import UUID
 
 from django.contrib import admin, messages
@@ -125,7 +126,7 @@ class RepairableLetterAdmin(DeadLetterAdmin):
             served = Served.lately(letter.source)
             checked = check_letter(letter, letter.incident, served=served, now=served.at)
         is_awaited = letter.state == LetterState.RETRYING
-        may = allowed(request, letter.resource, (*VERBS, Action.PAYLOADS_READ))
+        may = allowed(request, letter.resource, (*VERBS, Action.PAYLOADS_READ, Action.DEAD_LETTERS_HOLD))
         until = message_kept_until(letter, letter.incident)
         kept = [("Message kept until", when(until))] if until is not None and letter.message_state == "full" else []
         of_ledger = job_id_of(letter.task_id)
@@ -133,6 +134,9 @@ class RepairableLetterAdmin(DeadLetterAdmin):
         return {
             **context,
             "ledger_url": ledger_url,
+            "hold_url": reverse("admin:ops_deadletters_hold_page", args=[letter.hold_id], current_app=site)
+            if letter.hold_id is not None
+            else "",
             "facts": [*context["facts"], *kept],
             "buttons": self.buttons_for(letter, checked, may, by),
             "hidden": seen(letter.incident),
@@ -166,6 +170,9 @@ class RepairableLetterAdmin(DeadLetterAdmin):
             if not is_blocked or isinstance(checked.refusal, MessageExpired):
                 found.bar.append(Button(label=label, url=url, is_primary=not is_blocked, direct=at_once))
             found.bar.append(Button(label="It already happened…", url=self.url("done", letter.id)))
+        if Action.DEAD_LETTERS_HOLD in may:
+            place = reverse("admin:ops_deadletters_hold_place", current_app=self.admin_site.name)
+            found.more.append(Button(label="Hold jobs like this…", url=f"{place}?{urlencode({'like': letter.id})}"))
         if Action.DEAD_LETTERS_DISCARD in may:
             found.more.append(Button(label="Discard…", url=self.url("discard", letter.id), is_danger=True))
         found.missing = may.missing(VERBS)

@@ -15,6 +15,7 @@ from django.utils import timezone
 from django_celery_beat.models import PeriodicTask
 
 from deadletters.models import DeadLetter, WorkerNode
+from deadletters.services import HoldTarget, place_hold
 from grants.actions import Action
 from grants.models import AuditEvent, ScopeUserGrant, Verdict
 from grants.services import create_token
@@ -50,6 +51,7 @@ class World:
     run: str
     entry: int
     redrive: str
+    hold: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +113,16 @@ def of_redrive(suffix: str = "", needs: tuple[Action, ...] = ()) -> Page:
     return Page(
         path=lambda world: f"/ops/redrives/{world.redrive}/{suffix}",
         missing=lambda _: f"/ops/redrives/{MISSING}/{suffix}",
+        nobody=404,
+        other=404,
+        needs=needs,
+    )
+
+
+def of_hold(suffix: str = "", needs: tuple[Action, ...] = ()) -> Page:
+    return Page(
+        path=lambda world: f"/ops/holds/{world.hold}/{suffix}",
+        missing=lambda _: f"/ops/holds/{MISSING}/{suffix}",
         nobody=404,
         other=404,
         needs=needs,
@@ -180,6 +192,15 @@ PAGES: dict[str, Page] = {
         other=404,
         needs=RETRY,
     ),
+    "ops_deadletters_hold_changelist": a_list("holds"),
+    "ops_deadletters_hold_place": Page(
+        path=lambda _: "/ops/holds/place/", nobody=403, other=403, needs=(Action.DEAD_LETTERS_HOLD,)
+    ),
+    "ops_deadletters_hold_page": of_hold(),
+    **{
+        f"ops_deadletters_hold_{name}": of_hold(f"{name}/", (Action.DEAD_LETTERS_HOLD,))
+        for name in ("extend", "end", "release")
+    },
     "ops_repairs_redrive_changelist": a_list("redrives"),
     "ops_repairs_redrive_plan": Page(
         path=lambda _: "/ops/redrives/plan/", nobody=403, other=403, needs=(Action.REDRIVE_RUN,)
@@ -255,6 +276,10 @@ def world(cast: Cast) -> World:
     )
     WorkerNode.objects.create(id="w1", source="tests", host="h1", pid=1, started_at=now, seen_at=now)
     planned = create_redrive(by=cast.ada, key="redrive", selection=RedriveSelection(letter_ids=(dead_letter().id,)))
+    held = place_hold(
+        target=HoldTarget(tenant="default", job_type="shop.held"), reason="world", by=cast.ada, key="hold",
+        ends_at=now + seconds(600),
+    )  # fmt: skip
     swept = run_scheduled("retention")
     assert swept is not None
     return World(
@@ -268,6 +293,7 @@ def world(cast: Cast) -> World:
         node="w1",
         job=str(job().id),
         run=str(swept.id),
+        hold=str(held.hold_id),
         redrive=str(planned.redrive_id),
         entry=PeriodicTask.objects.get(name="opsconsole: stale leases").pk,
     )
@@ -373,8 +399,8 @@ def test_only_active_staff_may_sign_in(missing: str, cast: Cast, django_user_mod
 
 def test_the_menu_holds_only_what_can_be_opened(cast: Cast, sign_in: SignIn) -> None:
     entries = {
-        "Incidents", "Failed jobs", "Job ledger", "Repairs", "Redrives", "Sweeps", "Schedule", "Workers", "Audit",
-        "Permissions", "API tokens",
+        "Incidents", "Failed jobs", "Job ledger", "Repairs", "Redrives", "Holds", "Sweeps", "Schedule", "Workers",
+        "Audit", "Permissions", "API tokens",
     }  # fmt: skip
     seen = {
         name: {entry["label"] for entry in sign_in(operator).get("/ops/").context["menu"]}

@@ -35,6 +35,7 @@ QUERIES = {
     "/ops/dead-letters/": 8,  # the tabs are counted, the messages opened and one's own views looked at
     "/ops/repairs/": 5,
     "/ops/redrives/": 5,
+    "/ops/holds/": 7,
     "/ops/jobs/": 5,
     "/ops/audit/": 6,  # one of them writes down that it was read
     "/ops/workers/": 4,
