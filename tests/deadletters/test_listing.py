@@ -25,9 +25,8 @@ pytestmark = pytest.mark.django_db
 
 WAYS = {
     "as it is": {},
-    "by incident": {"FIRST_WALK": 0, "FEW_INCIDENTS": 0},
-    "by incident at once": {"FEW_INCIDENTS": 500},
-    "by long walks": {"FIRST_WALK": 0, "LONG_WALK": 3, "FEW_INCIDENTS": 0, "MOST_INCIDENTS": 1},
+    "by incident": {"FIRST_WALK": 0},
+    "by long walks": {"FIRST_WALK": 0, "LONG_WALK": 3, "MOST_INCIDENTS": 1},
 }
 
 
