@@ -89,8 +89,8 @@ def steady_late(*, number: int) -> None:
     time.sleep(0.3)
 
 
-@shared_task(name="e2e.again_soon", bind=True, max_retries=5)
-def again_soon(self: Any, *, number: int) -> None:
+@shared_task(name="e2e.retries_on", bind=True, max_retries=5)
+def retries_on(self: Any, *, number: int) -> None:
     """A job of whose attempts each asks for another one."""
     note()
     raise self.retry(exc=KeyError("stock"), countdown=0.5)

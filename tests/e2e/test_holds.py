@@ -139,9 +139,9 @@ def test_a_worker_killed_at_any_step_loses_nothing_and_runs_nothing(
 def test_a_retry_under_way_is_held_with_its_attempts_and_a_repair_passes(embedded: Installation) -> None:
     """C5, C14: the attempt that would come next is put aside; sent by itself, it runs in spite of the hold."""
     embedded.start_worker("prefork")
-    (job,) = embedded.ask("send", jobs={"e2e.again_soon": 1})["e2e.again_soon"]
+    (job,) = embedded.ask("send", jobs={"e2e.retries_on": 1})["e2e.retries_on"]
     wait_until(lambda: embedded.runs()[job] == 1, "its first attempt has run")
-    hold = embedded.ask("place", job_type="e2e.again_soon", task_id=job)
+    hold = embedded.ask("place", job_type="e2e.retries_on", task_id=job)
     [letter] = embedded.wait_for_letters(1)
     ran = embedded.runs()[job]
     assert (letter["state"], embedded.ask("hold", hold=hold)["attempts"]) == ("held", [ran])
