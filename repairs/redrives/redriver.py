@@ -32,6 +32,7 @@ AT_ONCE = 20
 PLANNED_ON_SQLITE = 50
 """There is one writer at a time, which must not keep the drainer for long."""
 DATABASE_TROUBLE = "database_trouble"
+CONTROLLER_ERROR = "controller_error"
 _TRANSIENT = ("40001", "40P01", "55P03")
 """SQL states of a transaction that only has to be tried again: nothing was wrong with the database."""
 
@@ -100,12 +101,23 @@ class Redriver(threading.Thread):
         for redrive_id, state in found:
             if self._stop_asked.is_set():
                 break
-            if state == RedriveState.PLANNING:
+            try:
+                self._advance(redrive_id, state)
+            except Error:
+                raise
+            except Exception as error:
+                # A bug of ours in one must not stand in the way of the others, nor go on unseen.
+                logger.exception("the redrive %s", redrive_id)
                 with GATE:
-                    judge_page(redrive_id=redrive_id)
-            else:
-                self._step(redrive_id)
+                    pause_by_itself(redrive_ids=[redrive_id], code=CONTROLLER_ERROR, text=type(error).__name__)
         return bool(found)
+
+    def _advance(self, redrive_id: UUID, state: str) -> None:
+        if state == RedriveState.PLANNING:
+            with GATE:
+                judge_page(redrive_id=redrive_id)
+        else:
+            self._step(redrive_id)
 
     def _step(self, redrive_id: UUID) -> None:
         with GATE:

@@ -85,7 +85,8 @@ def step_redrive(*, redrive_id: UUID, owner: str, size: int = PLANNED_AT_ONCE) -
         note_results(redrive, outcome.results, now)
         if outcome.pause_code:
             pause(redrive, outcome.pause_code, outcome.pause_text, now)
-    if redrive.state in REDRIVE_ACTIVE and not redrive.waiting_count and not redrive.outstanding_count:
+    is_open = redrive.state in REDRIVE_ACTIVE or redrive.state == RedriveState.PAUSED
+    if is_open and not redrive.waiting_count and not redrive.outstanding_count:
         _finish(redrive, now)
     redrive.save(update_fields=SAVED)
     return Stepped(settled=settled, planned=planned, state=str(redrive.state), probes=probes)
@@ -119,6 +120,7 @@ def pause(redrive: Redrive, code: str, text: str, now: datetime) -> None:
 
 def _finish(redrive: Redrive, now: datetime) -> None:
     redrive.state, redrive.ended_at = RedriveState.FINISHED, now
+    redrive.pause_code = redrive.pause_text = ""
     outcome: dict[str, JsonValue] = {
         "cancelled": redrive.cancelled_count,
         "failed": redrive.failed_count,

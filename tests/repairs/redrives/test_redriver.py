@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import pytest
 from django.db import OperationalError
 
@@ -9,6 +11,7 @@ from opsconsole.core.database import database_now
 from repairs.models import Redrive, RedriveState
 from repairs.redrives import redriver, services
 from repairs.redrives.redriver import Redriver, is_outage
+from repairs.redrives.requests import RedriveSelection
 from tests import factories
 from tests.cast import Cast
 from tests.repairs.redrives.work import counted, create, letters, outstanding, started, succeed, worker
@@ -73,6 +76,27 @@ def test_what_ran_while_the_database_was_away_waits_for_a_person(cast: Cast) -> 
     late._say_it_is_over()
     redrive.refresh_from_db()
     assert redrive.state == RedriveState.RUNNING
+
+
+def test_a_bug_in_one_redrive_pauses_it_and_stands_in_nobodys_way(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker()
+    first = factories.dead_letter()
+    broken = started(cast)
+    second = factories.dead_letter()
+    well = started(cast, RedriveSelection(letter_ids=(second.id,)))
+    plan = redriver.step_redrive
+
+    def step(*, redrive_id: UUID, owner: str, size: int) -> object:
+        if redrive_id == broken.id:
+            raise KeyError(str(first.id))
+        return plan(redrive_id=redrive_id, owner=owner, size=size)
+
+    monkeypatch.setattr(redriver, "step_redrive", step)
+    Redrive.objects.update(next_due_at=database_now() - factories.seconds(5))
+    Redriver(source="tests", owner="w").step()
+    broken.refresh_from_db()
+    assert (broken.state, broken.pause_code) == (RedriveState.PAUSED, "controller_error")
+    assert counted(well) == {"planned": 1}
 
 
 def test_a_lock_that_was_not_had_is_no_outage() -> None:

@@ -370,3 +370,13 @@ def test_the_same_request_is_a_replay_and_another_one_is_told_that_it_is_late(ca
     step(redrive)
     sent(redrive)
     assert AuditEvent.objects.filter(action="redrive.started").count() == 1
+
+
+def test_a_paused_redrive_of_which_nothing_is_left_has_ended(cast: Cast) -> None:
+    worker()
+    letters(1)
+    redrive = started(cast, pace=RedrivePace(rate_per_second=100, max_outstanding=5, canary_size=1))
+    step(redrive)
+    fail(outstanding(redrive))
+    step(redrive)
+    assert (redrive.state, redrive.pause_code, counted(redrive)) == (RedriveState.FINISHED, "", {"failed": 1})
