@@ -27,11 +27,13 @@ from opsconsole.jobs.errors import JobKindUnknown
 from opsconsole.jobs.kinds import kind_named
 from opsconsole.jobs.models import Job, JobState
 from opsconsole.jobs.tokens import TASK_PREFIX, job_id_of
-from repairs.models import ItemState, Redrive, RedriveClass, RedriveItem, RedriveState
+from repairs.models import Redrive, RedriveClass, RedriveItem, RedriveState
 from repairs.redrives.requests import RedriveChanges
+from repairs.redrives.sql import alike_items, write_classes
 from repairs.refusals import LOADED, Served, load_messages, open_letter_message
 
-PAGE = 5_000
+PAGE = 10_000
+SINGLY = 2_000
 JUDGED = (
     "id", "state", "is_set_aside", "message_state", "job_type", "queue", "task_id", "outcome_class", "first_seen_at",
     "expires_at", "arguments", "chord_id",
@@ -111,12 +113,17 @@ class Judge:
             return Verdict(RedriveClass.OVERTAKEN, f"it is {row.state} by now")
         if row.is_set_aside:
             return Verdict(RedriveClass.NOT_CAPTURED, "its recording is not complete")
-        most = self._most_seconds(row.job_type)
-        if most is not None and (self.now - row.first_seen_at).total_seconds() > most:
+        if self.is_too_old(row):
+            most = self._most_seconds(row.job_type)
             return Verdict(RedriveClass.TOO_OLD, f"{row.job_type} may run again for {most} seconds after it failed")
         job_id = job_id_of(row.task_id)
         blocked = self._of_ledger(jobs.get(job_id)) if job_id is not None else self._of_message(row, key_id)
         return blocked or self._concerns(row)
+
+    def is_too_old(self, row: JudgedRow) -> bool:
+        """Whether this one has passed the age that its task's policy sets."""
+        most = self._most_seconds(row.job_type)
+        return most is not None and (self.now - row.first_seen_at).total_seconds() > most
 
     def _most_seconds(self, job_type: str) -> int | None:
         if job_type not in self._ages:
@@ -244,20 +251,14 @@ def judge_page(*, redrive_id: UUID, size: int = PAGE) -> bool:
     redrive = Redrive.objects.lock(redrive_id)
     if redrive.state != RedriveState.PLANNING:
         return False
-    items = list(
-        RedriveItem.objects.filter(redrive_id=redrive_id, position__gt=redrive.judged_to)
-        .order_by("position")
-        .values_list("position", "letter_id", "state")[:size]
-    )
-    if items:
+    last = min(redrive.judged_to + size, redrive.total_count)
+    if last > redrive.judged_to:
         judge = Judge(redrive, Served.by(redrive.source, database_now()), changes_for_judging(redrive))
-        waiting = [(position, letter_id) for position, letter_id, state in items if state == ItemState.WAITING]
-        counted = _write(redrive_id, _judge(judge, waiting))
         classes = Counter(json.loads(redrive.classes))
-        classes.update(counted)
+        classes.update(_judge_page(judge, redrive, last))
         redrive.classes = canonical_json(dict(classes))
-        redrive.judged_to = items[-1][0]
-    if len(items) < size:
+        redrive.judged_to = last
+    if last == redrive.total_count:
         redrive.state = RedriveState.READY
         redrive.judged_at = database_now()
     redrive.save(update_fields=["classes", "judged_to", "state", "judged_at"])
@@ -274,7 +275,37 @@ def changes_for_judging(redrive: Redrive) -> RedriveChanges:
     )
 
 
-def _judge(judge: Judge, items: Sequence[tuple[int, UUID]]) -> list[tuple[int, Verdict]]:
+def _judge_page(judge: Judge, redrive: Redrive, last: int) -> Counter[str]:
+    """Judge the items up to ``last``: what is alike once, and one by one only what cannot be told from that."""
+    counted: Counter[str] = Counter()
+    singly: list[int] = []
+    groups = alike_items(redrive.id, after=redrive.judged_to, last=last, now=judge.now, cut_off=redrive.cut_off)
+    for alike in groups:
+        verdict = (
+            None if alike.is_of_ledger or judge.is_too_old(alike) else judge.of(alike, key_id=alike.key_id, jobs={})
+        )
+        if verdict is None or not (verdict.is_blocked or alike.arguments):
+            singly += alike.listed()
+            continue
+        counted[verdict.item_class.value] += alike.count
+        if verdict != SAFE:
+            # What is safe stands there as safe already.
+            write_classes(
+                redrive.id,
+                alike.positions,
+                item_class=verdict.item_class.value,
+                concerns=",".join(concern.value for concern in verdict.concerns),
+                detail=verdict.detail,
+            )
+    for start in range(0, len(singly), SINGLY):
+        counted.update(_write(redrive.id, _judge(judge, redrive.id, singly[start : start + SINGLY])))
+    return counted
+
+
+def _judge(judge: Judge, redrive_id: UUID, positions: Sequence[int]) -> list[tuple[int, Verdict]]:
+    """Judge items one by one: jobs of the ledger, whose row says more, and messages that have to be opened."""
+    chosen = RedriveItem.objects.filter(AnyOf("position", positions), redrive_id=redrive_id)
+    items = list(chosen.order_by("position").values_list("position", "letter_id"))
     rows: dict[UUID, Any] = {
         row.id: row
         for row in DeadLetter.objects.filter(AnyOf("id", [letter_id for _position, letter_id in items]))

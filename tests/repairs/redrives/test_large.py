@@ -12,13 +12,15 @@ import os
 import resource
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from uuid import uuid4
 
 import pytest
 from django.db import connection
 
 from deadletters import conf
-from deadletters.models import DeadLetter
+from deadletters.models import DeadLetter, WorkerNode
+from opsconsole.core.database import database_now
 from repairs.models import Redrive, RedriveState
 from repairs.redrives.redriver import Redriver
 from repairs.redrives.services import cancel_redrive, start_redrive
@@ -74,7 +76,7 @@ def timed(what: str, work: Callable[[], object]) -> float:
 
 
 def test_200000_jobs_are_frozen_judged_prepared_and_given_up(cast: Cast) -> None:
-    worker()
+    WorkerNode.objects.filter(id=worker().id).update(seen_at=database_now() + timedelta(hours=1))
     letter = factories.dead_letter()
     copy_letter(letter, COUNT - 1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
