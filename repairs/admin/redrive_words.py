@@ -20,7 +20,9 @@ STATE_PILLS = {
 PAUSE_WORDS = {
     "operator": "by a person",
     "canary_failed": "a job of the canary has failed",
-    "stop_ratio": "too many jobs have failed",
+    "too_many_failed": "too many jobs have failed",
+    "job_not_served": "no worker serves a task any more",
+    "controller_error": "an error of the console's own",
     "broker_trouble": "the broker did not take a message",
     "database_trouble": "the database was away",
     "grant_revoked": "who runs it may not any more",

@@ -113,7 +113,7 @@ def pause_by_itself(*, redrive_ids: Iterable[UUID], code: str, text: str, began_
 def pause(redrive: Redrive, code: str, text: str, now: datetime) -> None:
     """Pause a locked redrive by itself, with its audit row; the caller saves it."""
     redrive.state, redrive.pause_code, redrive.pause_text = RedriveState.PAUSED, code, text[:500]
-    redrive.paused_by_name, redrive.paused_at = SYSTEM.name, now
+    redrive.paused_by_name, redrive.paused_at = "", now  # its code says why; a name is a person's
     outcome: dict[str, JsonValue] = {"code": code, "jobs": redrive.total_count, "state": str(redrive.state)}
     _tell(redrive, PAUSED, f"redrive-paused:{redrive.id}:{now.isoformat()}", outcome, now)
 
