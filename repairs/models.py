@@ -367,9 +367,15 @@ class RedriveItem(models.Model):
     """
 
     id = models.BigAutoField(primary_key=True)
-    redrive = models.ForeignKey(Redrive, on_delete=models.PROTECT, related_name="items", db_index=False)
+    # Not checked by the database, which would look up three rows for every item of very many: an item is made from its
+    # letter by the statement that reads it, and retention removes items before letters, repairs and redrives.
+    redrive = models.ForeignKey(
+        Redrive, on_delete=models.PROTECT, related_name="items", db_index=False, db_constraint=False
+    )
     position = models.IntegerField()
-    letter = models.ForeignKey(DeadLetter, on_delete=models.PROTECT, related_name="redrive_items", db_index=False)
+    letter = models.ForeignKey(
+        DeadLetter, on_delete=models.PROTECT, related_name="redrive_items", db_index=False, db_constraint=False
+    )
     actor_type = models.CharField(max_length=100, db_default="")
     actor_id = models.CharField(max_length=200, db_default="")
     item_class = models.CharField(max_length=20, choices=RedriveClass.choices, db_default=RedriveClass.SAFE)
@@ -380,7 +386,12 @@ class RedriveItem(models.Model):
     is_behind = models.BooleanField(db_default=False)
     is_canary = models.BooleanField(db_default=False)
     repair = models.ForeignKey(
-        RepairAction, null=True, on_delete=models.PROTECT, related_name="redrive_items", db_index=False
+        RepairAction,
+        null=True,
+        on_delete=models.PROTECT,
+        related_name="redrive_items",
+        db_index=False,
+        db_constraint=False,
     )
     settled_at = models.DateTimeField(null=True)
 
@@ -406,8 +417,6 @@ class RedriveItem(models.Model):
                 F("redrive"), F("actor_type"), F("actor_id"), F("position"),
                 condition=Q(state="waiting") & ~Q(actor_id=""), name="ops_redrive_item_of_actor",
             ),
-            # What the database asks when a repair is removed.
-            models.Index(F("repair"), condition=Q(repair__isnull=False), name="ops_redrive_item_repair"),
         ]  # fmt: skip
 
 

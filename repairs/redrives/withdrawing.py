@@ -37,9 +37,8 @@ def withdraw_unsent(redrive: Redrive, now: datetime) -> int:
     DeadLetter.objects.filter(
         AnyOf("id", [letter for letter in withdrawn.values() if letter in known]), state=LetterState.RETRYING
     ).update(state=redrive.letter_state)
-    count = RedriveItem.objects.filter(AnyOf("repair", withdrawn), state=ItemState.PLANNED).update(
-        state=ItemState.CANCELLED, code="redrive_cancelled", settled_at=now
-    )
+    of_them = RedriveItem.objects.filter(AnyOf("repair", withdrawn), redrive=redrive, state=ItemState.PLANNED)
+    count = of_them.update(state=ItemState.CANCELLED, code="redrive_cancelled", settled_at=now)
     redrive.outstanding_count -= count
     redrive.cancelled_count += count
     return count
