@@ -13,6 +13,7 @@ from django.test.utils import CaptureQueriesContext
 
 from deadletters.arguments import describe_signature
 from deadletters.models import Attempt, DeadLetter, TaskMinute, WorkerNode
+from deadletters.policy import TaskPolicySpec
 from grants.actions import Action
 from incidents.models import Incident
 from incidents.services import resolve_incident
@@ -26,7 +27,7 @@ from tests.admin.conftest import SignIn
 from tests.admin.test_access import PAGES, World, world  # noqa: F401 - a fixture
 from tests.admin.tools import fail_again, mark_sent
 from tests.cast import Cast, give, make_operator
-from tests.factories import dead_letter
+from tests.factories import dead_letter, failure, record
 
 pytestmark = pytest.mark.django_db
 
@@ -127,10 +128,10 @@ def make_worker() -> None:
 def busy(world: World) -> World:  # noqa: F811
     """Jobs enough for a page of every list, some of them of an incident of many."""
     make_worker()
-    for _ in range(30):
-        dead_letter()
-    for number in range(30):
-        dead_letter(task=f"shop.task_{number}")
+    # Recorded together: each page begins with its own, a hundred times.
+    policies = [TaskPolicySpec(pattern="shop.*", effects="outside")]
+    tasks = ["shop.send_mail"] * 30 + [f"shop.task_{number}" for number in range(30)]
+    record(*(failure(task=task, policies=policies) for task in tasks))
     return world
 
 
