@@ -80,6 +80,22 @@ def test_a_run_that_fails_stops_no_other_and_every_output_is_whole(capfd: pytest
     assert lines == ["it broke", "== two, which runs meanwhile", "first", "last", "== three, which runs meanwhile"]
 
 
+def test_the_parts_of_the_suite_are_the_whole_and_share_nothing() -> None:
+    def collected(part: str) -> set[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "--collect-only", "-q", "--part", part, "tests/grants/test_record.py"],
+            cwd=ROOT, capture_output=True, text=True, timeout=180,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return {line for line in done.stdout.splitlines() if "::" in line}
+
+    database, rest = collected("database"), collected("rest")
+    assert database
+    assert rest
+    assert not database & rest
+    assert database | rest == collected("all")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_whoever_ends_the_runs_lets_each_clean_up(tmp_path: Path, number: signal.Signals) -> None:
     waits = (
