@@ -275,7 +275,8 @@ def watch(command: OperationsCommand, options: dict[str, Any], operator: Operato
 def ending_of(redrive: Redrive) -> Ending | None:
     """Return how watching ends, None while something is still to come. Pure.
 
-    One that is paused goes on only by a person, so watching ends once what had been sent has its result.
+    One that is paused goes on only by a person, so watching ends once what had been sent has its result. If that was
+    all of it, the controller ends it in a moment.
     """
     name = f"`redrives items {redrive.id} --state failed`"
     if redrive.state == RedriveState.FINISHED:
@@ -287,7 +288,7 @@ def ending_of(redrive: Redrive) -> Ending | None:
         return None
     if redrive.state == RedriveState.CANCELLED:
         return Ending(1, f"It was cancelled; {redrive.succeeded_count} of {redrive.total_count} have succeeded.")
-    if redrive.state == RedriveState.PAUSED:
+    if redrive.state == RedriveState.PAUSED and redrive.waiting_count:
         return Ending(1, f"It waits for somebody to let it go on with `redrives resume {redrive.id}`, or to cancel it.")
     return None
 

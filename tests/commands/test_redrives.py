@@ -286,6 +286,12 @@ def test_what_has_been_sent_is_waited_for_though_it_is_paused(two: UUID, monkeyp
     assert ended.status == 1
 
 
+def test_a_paused_one_of_which_nothing_is_left_is_about_to_end(two: UUID, monkeypatch: pytest.MonkeyPatch) -> None:
+    paused = {"state": "paused", "pause_code": "operator", "waiting_count": 0, "succeeded_count": 2}
+    ended = watched(monkeypatch, two, paused, finished(2))
+    assert (ended.status, ended.out.splitlines()[-1]) == (0, "All 2 have succeeded.")
+
+
 def test_interrupting_leaves_it_running_and_says_so(two: UUID, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = watched(monkeypatch, two, {"state": "running"}, KeyboardInterrupt())
     assert ended.status == 130
