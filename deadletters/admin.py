@@ -23,7 +23,7 @@ from deadletters import conf, search
 from deadletters.arguments import parse_signature
 from deadletters.history import MOST_FAILURES, JobHistory, KnownFailure, history_of
 from deadletters.models import DECIDABLE, DeadLetter, LetterState, WorkerNode
-from deadletters.outcome import OutcomeClass
+from deadletters.outcome import PUT_ASIDE, OutcomeClass
 from deadletters.querysets import NODE_IS_GONE_AFTER
 from grants.actions import Action
 from grants.pages import OperatorAdmin, require_readable, seen_by
@@ -487,6 +487,8 @@ def _of_attempt(one: KnownFailure, letter: DeadLetter, runs: Mapping[str, str]) 
 
 def _of_occurrence(one: KnownFailure, letter: DeadLetter, runs: Mapping[str, str]) -> HistoryRow:
     what = "Repair failed" if one.repair_id else "Failed for good"
+    if one.outcome_reason == PUT_ASIDE:
+        what = "Put aside, not run"
     if one.is_late:
         what = f"{what} (before it was closed; reported late)"
     run = runs.get(one.task_id) or ("a repair" if one.repair_id else "")

@@ -102,11 +102,12 @@ _ENDED_FROM_OUTSIDE = {
     "Terminated": "It was terminated while it was running; what it had sent by then is unknown.",
     "EncodeError": "Its work was done; only the result could not be written down.",
 }
+PUT_ASIDE = "A hold put it aside before this attempt was started."
 _NOT_STARTED = {
     Caught.UNKNOWN: "No worker knew a task of this name, so nothing has run.",
     Caught.REJECTED_MESSAGE: "The message could not be read, so nothing has run.",
     Caught.EXPIRED: "It expired before it was started, so nothing has run.",
-    Caught.HELD: "A hold put it aside before this attempt was started.",
+    Caught.HELD: PUT_ASIDE,
 }
 
 _TIMED_OUT = "It timed out waiting; what it had asked for may have been done."

@@ -198,6 +198,7 @@ class HoldAdmin(OperatorAdmin):
             events=[(one, DID.get(one.action, one.action)) for one in hold_events(hold.id)[:EVENTS_SHOWN]],
             buttons=self.buttons(request, hold, waiting),
             renew=LOOKS_AGAIN_SECONDS if hold.state == HoldState.ACTIVE else 0,
+            renew_until="while it holds",
         )
         return TemplateResponse(request, "ops/hold.html", context)
 

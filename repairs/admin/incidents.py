@@ -134,6 +134,7 @@ SHOWN = {
     "not_declared": "Failed jobs not declared",
     "blocked": "Failed jobs that can't be retried",
     "awaiting": "Sent, awaiting result",
+    "held": "Jobs on hold",
     "all": "All failed jobs of this incident",
 }
 
@@ -266,13 +267,15 @@ class RepairableIncidentAdmin(SelectableIncidentAdmin):
             **self.repairs_context(incident, repairs, judged),
             "timeline": self.with_deeds(context["timeline"], story.deeds),
             "tiles": judged.tiles,
+            "is_hold": hold_of(incident) is not None,
+            "held": max(incident.unresolved_count - judged.tiles.waiting - judged.tiles.awaiting, 0),
             "breakdowns": _breakdowns(judged),
             "looked_at": len(judged.waiting),
             "no_worker_seen": not served.has_nodes,
             "policy": served.policies.for_task(incident.job_type),
             "as_of": served.at,
             "refresh_url": request.get_full_path(),
-            "chart": _chart(story.hourly, starts),
+            "chart": _chart(story.hourly, starts, is_hold=hold_of(incident) is not None),
             "as_text": as_text(
                 request, incident, judged.tiles, by=by, now=served.at, repaired=context["repaired_words"]
             ),
@@ -849,6 +852,8 @@ def _shown(letters: Any, incident: Incident, shown: str, judged: Judged, served:
     running = letters.filter(episode=incident.episode)
     if shown == "awaiting":
         return running.filter(state=LetterState.RETRYING)
+    if shown == "held":
+        return running.filter(state=LetterState.HELD)
     waiting = running.filter(state=LetterState.OPEN) if not incident.is_resolved else letters.none()
     if shown == "decision" or incident.is_resolved:
         return waiting
@@ -866,7 +871,8 @@ def _failed_again(incident: Incident, newest: Sequence[RepairAction]) -> RepairA
 
 def _asked_for(request: HttpRequest, incident: Incident) -> AskedFor:
     """Return which jobs the address wants; raises ``NotAListParameter`` for what is none of the page's."""
-    shown = request.GET.get("show", "all" if incident.is_resolved else "decision")
+    first = "held" if hold_of(incident) is not None else "decision"
+    shown = request.GET.get("show", "all" if incident.is_resolved else first)
     if shown not in SHOWN:
         raise NotAListParameter("no such set of jobs")
     only = {name: request.GET[name] for name in BROKEN_DOWN_BY if name in request.GET}
@@ -910,11 +916,11 @@ def _breakdowns(judged: Judged) -> list[Breakdown]:
     return [one for one in found if one.values > 1]
 
 
-def _chart(hourly: Hourly | None, starts: Sequence[datetime]) -> dict[str, Any]:
+def _chart(hourly: Hourly | None, starts: Sequence[datetime], *, is_hold: bool) -> dict[str, Any]:
     """Return a bar for each hour of ``starts``, with what they count; None is none at all."""
     counts: Mapping[datetime, int] = {} if hourly is None else hourly.counts
-    noun = "failures"
-    if hourly is not None:
+    noun = "jobs put aside" if is_hold else "failures"
+    if hourly is not None and not is_hold:
         noun = "jobs, by their last failure" if hourly.of_jobs else "final failures"
     values = [counts.get(start, 0) for start in starts]
     return {

@@ -142,3 +142,15 @@ def test_pages_lead_to_a_hold_and_from_what_it_has_put_aside(cast: Cast, sign_in
     for page in (f"/ops/incidents/{held.incident_id}/", f"/ops/dead-letters/{held.id}/"):
         assert f'href="/ops/holds/{hold.id}/"' in client.get(page).content.decode()
     assert "Hold jobs" not in sign_in(cast.vera).get(f"/ops/incidents/{failed.incident_id}/").content.decode()
+
+
+def test_the_incident_of_a_hold_speaks_of_jobs_on_hold_and_of_no_failure(cast: Cast, sign_in: SignIn) -> None:
+    hold_id = placed_hold(cast.ada)
+    letters = [held_letter(hold_id) for _ in range(2)]
+    page = text_of(sign_in(cast.ada).get(f"/ops/incidents/{letters[0].incident_id}/").content.decode())
+    assert "2 on hold Nothing has failed." in page
+    assert "2 put aside" in page
+    assert "first job put aside" in page
+    assert "Put aside, not run" in page
+    assert "final failure" not in page
+    assert "more failure" not in page
