@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from django.db.models import prefetch_related_objects
-
 from deadletters import conf
 from deadletters.arguments import check_arguments
 from deadletters.intake import open_message, parse_expiry
@@ -25,7 +23,7 @@ from deadletters.outcome import OutcomeClass
 from deadletters.policy import PolicyBook
 from deadletters.selectors import task_policies
 from incidents.models import Incident
-from opsconsole.core.database import recent_database_now
+from opsconsole.core.database import AnyOf, recent_database_now
 from opsconsole.core.errors import OpsError
 from opsconsole.core.redaction import decode_body
 from opsconsole.core.sealing import BrokenSeal, UnknownSealKey
@@ -122,7 +120,11 @@ def forget_served() -> None:
 
 def load_messages(letters: Sequence[DeadLetter]) -> None:
     """Fetch the stored messages of a few letters, of at most ``LOADED``, with one query."""
-    prefetch_related_objects(letters, "message")
+    ids = [letter.id for letter in letters]
+    found = {one.letter_id: one for one in SealedMessage.objects.filter(AnyOf("letter_id", ids)).only("blob", "key_id")}
+    for letter in letters:
+        # As a prefetch leaves it, which takes three times as long.
+        letter._state.fields_cache["message"] = found.get(letter.id)
 
 
 def unload_messages(letters: Sequence[DeadLetter]) -> None:

@@ -17,10 +17,11 @@ from uuid import UUID
 from celery import Celery
 from django.db import connections, transaction
 from django.db.models import Case, F, Q, Value, When
+from django.db.models.functions import Coalesce, Length
 
 from deadletters.journal.hooks import ATTEMPTS_HEADER, REPAIR_HEADER, SINGLE
 from deadletters.journal.message import RawMessage
-from opsconsole.core.database import database_now, locked
+from opsconsole.core.database import AnyOf, database_now, locked
 from opsconsole.core.errors import OpsError
 from opsconsole.core.forking import GATE
 from opsconsole.core.outbox import Outbox, Outgoing
@@ -32,20 +33,27 @@ from repairs.redrives.requests import RedriveChanges
 from repairs.redrives.services import changes_of
 from repairs.redrives.stepping import pause_by_itself
 from repairs.redrives.withdrawing import fail_unsent
-from repairs.refusals import LOADED, load_messages, open_letter_message, unload_messages
+from repairs.refusals import load_messages, open_letter_message, unload_messages
 
 logger = logging.getLogger(__name__)
 
 LEASE = timedelta(seconds=60)
 """Longer than a page may take, even if the broker hangs at its end."""
 ANSWER_WITHIN = timedelta(hours=1)
-PAGE = 250
+PAGE = 1_000
 TOGETHER = 250
 TOGETHER_BYTES = 4 << 20
 """Messages, and bytes of their bodies, that are sent together and then marked by one statement."""
+NEEDED = (
+    "id", "new_task_id", "redrive_id", "queue", "job_type", "is_single_attempt", "send_count", "letter__task_id",
+    "letter__exchange", "letter__routing_key", "letter__queue", "letter__message_state",
+)  # fmt: skip
+"""The columns that a message is made from: the others, and reading them, would cost more than the message."""
 PAGE_SECONDS = 10.0
 """After this long the rest of a page is given back: a slow broker must not make us send with a lease that is over."""
 IDLE_SECONDS = 1.0
+BUSY_SECONDS = 0.1
+"""Between two pages while there is something to send: a redrive plans the next ones meanwhile."""
 LONGEST_BACKOFF_SECONDS = 30.0
 
 
@@ -103,6 +111,16 @@ def repair_message(action: RepairAction, raw: RawMessage, changes: RedriveChange
     )
 
 
+def _first(waiting: deque[RepairAction]) -> list[RepairAction]:
+    """Take off the queue what is sent together: bounded by what its messages take of memory."""
+    few: list[RepairAction] = []
+    size = 0
+    while waiting and len(few) < TOGETHER and (not few or size + waiting[0].message_bytes <= TOGETHER_BYTES):  # type: ignore[attr-defined]
+        few.append(waiting.popleft())
+        size += few[-1].message_bytes  # type: ignore[attr-defined]
+    return few
+
+
 class Relay(threading.Thread):
     """Sends the planned repairs of one source until it is told to stop; outlives every outage."""
 
@@ -128,7 +146,7 @@ class Relay(threading.Thread):
             try:
                 sent = self.send_due()
                 self._note("database", "")
-                pause = 0.0 if sent == PAGE else IDLE_SECONDS
+                pause = 0.0 if sent == PAGE else BUSY_SECONDS if sent else IDLE_SECONDS
             except Exception as error:  # noqa: BLE001  (a relay that dies leaves every repair unsent)
                 self._note("database", f"{type(error).__name__}: {error}")
                 pause = min(max(pause, IDLE_SECONDS) * 2, LONGEST_BACKOFF_SECONDS / 3)
@@ -175,19 +193,24 @@ class Relay(threading.Thread):
             return []
         with transaction.atomic():
             ids = [row.id for row in locked(due.only("id"), skip=True)[:PAGE]]
-            RepairAction.objects.filter(id__in=ids, state=ActionState.PLANNED).update(
+            RepairAction.objects.filter(AnyOf("id", ids), state=ActionState.PLANNED).update(
                 lease_owner=self.owner, lease_expires_at=now + LEASE
             )
-        return list(RepairAction.objects.filter(id__in=ids).select_related("letter").order_by("due_at", "id"))
+        return list(
+            RepairAction.objects.filter(AnyOf("id", ids))
+            .select_related("letter")
+            .only(*NEEDED)
+            .annotate(message_bytes=Coalesce(Length("letter__message__blob"), 0))
+            .order_by("due_at", "id")
+        )
 
     def _send_some(self, waiting: deque[RepairAction], outbox: Outbox, ends_at: float) -> bool:
         """Take some claimed repairs off the queue, send them together and mark them; returns whether to go on."""
         actions: list[RepairAction] = []
         messages: list[Outgoing] = []
-        while waiting and len(actions) < TOGETHER and sum(len(one.body) for one in messages) < TOGETHER_BYTES:
-            if self._stop_asked.is_set() or time.monotonic() > ends_at:
-                break
-            for action, message in self._messages_of(waiting, min(LOADED, TOGETHER - len(actions))):
+        if not self._stop_asked.is_set() and time.monotonic() <= ends_at:
+            few = _first(waiting)
+            for action, message in self._messages_of(few, waiting):
                 actions.append(action)
                 messages.append(message)
         published = outbox.publish_many(messages, within_seconds=max(ends_at - time.monotonic(), 0.0))
@@ -197,20 +220,27 @@ class Relay(threading.Thread):
         goes_on = self._give_back(failed, list(waiting))
         return goes_on and not self._stop_asked.is_set() and time.monotonic() <= ends_at
 
-    def _messages_of(self, waiting: deque[RepairAction], count: int) -> list[tuple[RepairAction, Outgoing]]:
-        """Take a few repairs off the queue and return the messages of those that are to be sent."""
-        few = [waiting.popleft() for _ in range(min(count, len(waiting)))]
+    def _messages_of(
+        self, few: list[RepairAction], waiting: deque[RepairAction]
+    ) -> list[tuple[RepairAction, Outgoing]]:
+        """Return the messages of those of a few repairs that are to be sent; what is too much goes back to waiting."""
         letters = [action.letter for action in few]
         with GATE:
             load_messages(letters)
             redrives = self._redrives_of(few)
         made = []
-        for action in few:
+        size = 0
+        for number, action in enumerate(few):
+            if size > TOGETHER_BYTES:
+                # They were small as long as they were compressed.
+                waiting.extendleft(reversed(few[number:]))
+                break
             redrive = redrives.get(action.redrive_id)
             if redrive is not None and redrive.state in HELD_BACK:
                 self._release([action], delay=timedelta(0))
             elif (message := self._message_of(action, redrive)) is not None:
                 made.append((action, message))
+                size += len(message.body)
         unload_messages(letters)
         return made
 
@@ -296,7 +326,7 @@ class Relay(threading.Thread):
         self._note("broker", "")
         with GATE:
             now = database_now()
-            RepairAction.objects.filter(id__in=sent, lease_owner=self.owner).update(
+            RepairAction.objects.filter(AnyOf("id", sent), lease_owner=self.owner).update(
                 state=Case(When(state=ActionState.PLANNED, then=Value(ActionState.SENT)), default=F("state")),
                 sent_at=Case(When(state=ActionState.PLANNED, then=Value(now)), default=F("sent_at")),
                 send_error=Case(When(state=ActionState.PLANNED, then=Value("")), default=F("send_error")),

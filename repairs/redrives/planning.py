@@ -322,20 +322,22 @@ class _Page:
             )
         if _ROWS.insert(rows) != len(rows):
             raise RuntimeError("a repair of a redrive could not be written")
-        DeadLetter.objects.filter(AnyOf("id", [run.letter.id for run in runs])).update(state=LetterState.RETRYING)
-        self._note_answers(runs)
+        self._mark_retrying(runs)
         write_repairs(items)
         if audit.record_many(entries, at=now) != len(entries):
             raise RuntimeError(f"an audit row of redrive {redrive.id} could not be written")
         self._count(len(runs))
 
-    def _note_answers(self, runs: Sequence[_Run]) -> None:
-        """From here on the earlier attempts are known not to have taken effect, so they no longer count (C19)."""
+    def _mark_retrying(self, runs: Sequence[_Run]) -> None:
+        """Mark the letters; of those answered for, earlier attempts are known not to have taken effect (C19)."""
         answered = [run.letter.id for run in runs if run.answer is ProviderAnswer.DID_NOT_HAPPEN]
+        others = [run.letter.id for run in runs if run.answer is not ProviderAnswer.DID_NOT_HAPPEN]
         if answered:
             DeadLetter.objects.filter(AnyOf("id", answered)).update(
-                outcome_class=OutcomeClass.SAFE, outcome_reason=NOT_HAPPENED
+                state=LetterState.RETRYING, outcome_class=OutcomeClass.SAFE, outcome_reason=NOT_HAPPENED
             )
+        if others:
+            DeadLetter.objects.filter(AnyOf("id", others)).update(state=LetterState.RETRYING)
 
     def _count(self, planned: int) -> None:
         self.outcome.planned += planned
@@ -360,8 +362,7 @@ class _Page:
             return
         action.save(force_insert=True)
         put_back(action, letter, self.now)
-        DeadLetter.objects.filter(id=letter.id).update(state=LetterState.RETRYING)
-        self._note_answers([run])
+        self._mark_retrying([run])
         write_repairs([(run.item.id, action.id)])
         self._audit(LETTER_RETRIED, run, action.id, action.new_task_id)
         self._count(1)

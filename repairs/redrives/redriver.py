@@ -46,6 +46,7 @@ class Redriver(threading.Thread):
         self.owner = owner
         self.trouble = ""
         self._trouble_since: float | None = None
+        self._planned_full = False
         self._stop_asked = threading.Event()
 
     def stop(self) -> None:
@@ -57,7 +58,10 @@ class Redriver(threading.Thread):
             try:
                 if self._trouble_since is not None:
                     self._say_it_is_over()
-                pause = BUSY_SECONDS if self.step() else IDLE_SECONDS
+                found = self.step()
+                # What the rate lets go of and one step cannot plan is planned at once; SQLite's other writers wait.
+                is_behind = self._planned_full and not GATE.is_needed
+                pause = 0.0 if is_behind else BUSY_SECONDS if found else IDLE_SECONDS
                 self.trouble = ""
             except Exception as error:  # noqa: BLE001  (a controller that dies leaves every redrive standing)
                 self._note(error)
@@ -98,6 +102,7 @@ class Redriver(threading.Thread):
                 .values_list("id", "state")
             )
             found = list(to_do[:AT_ONCE])
+        self._planned_full = False
         for redrive_id, state in found:
             if self._stop_asked.is_set():
                 break
@@ -123,6 +128,7 @@ class Redriver(threading.Thread):
         with GATE:
             size = PLANNED_ON_SQLITE if GATE.is_needed else PLANNED_AT_ONCE
             stepped = step_redrive(redrive_id=redrive_id, owner=self.owner, size=size)
+        self._planned_full |= stepped is not None and stepped.planned >= size
         if stepped is not None and stepped.probes:
             # A provider may take its time: nothing is locked meanwhile.
             ask_providers(redrive_id, stepped.probes)
