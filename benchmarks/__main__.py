@@ -8,8 +8,8 @@ import sys
 from benchmarks.common import ROOT
 
 NAMES = (
-    "journal_cost", "recording", "capture_healthy", "capture_failing", "incident_50k", "retry_1000", "lists",
-    "snapshot", "search", "pages", "ledger", "stale_leases",
+    "journal_cost", "recording", "capture_healthy", "capture_failing", "incident_50k", "retry_1000", "redrive",
+    "lists", "snapshot", "search", "pages", "ledger", "stale_leases",
 )  # fmt: skip
 
 
