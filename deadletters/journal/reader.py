@@ -543,7 +543,10 @@ class FolderReader:
             self._received.append(delivery)
         if kind in _DISPOSED:
             delivery.acked = True
-        self._look_ahead(number, item, position)
+        if kind != Kind.HELD:
+            # What is put aside waits for its acknowledgement's own turn: told before it, it would be told again by
+            # whoever reads on from between the two.
+            self._look_ahead(number, item, position)
         if message and not delivery.sealed:
             delivery.sealed, delivery.message_state, delivery.message_digest = split_message_part(message)
             item.synthetic = True

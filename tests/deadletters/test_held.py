@@ -73,6 +73,18 @@ def test_a_message_is_put_aside_once_it_is_written_down_and_acknowledged(writer:
     assert not FolderReader(writer.folder, SEALER, reader.offsets).finish().events
 
 
+def test_what_is_read_up_to_between_the_two_is_told_once(writer: Writer) -> None:
+    """The balance: a reader that goes on from there after a crash counts no message a second time."""
+    writer.received(1, 0)
+    held_entry(writer, 1, 2)
+    writer.ack(1, 3)
+    first = FolderReader(writer.folder, SEALER, settle_seconds=boot_now() - writer.began - 2.5)
+    assert not first.read().events
+    second = FolderReader(writer.folder, SEALER, first.offsets)
+    assert told(second.read().events) == [("id-1", "held")]
+    assert not FolderReader(writer.folder, SEALER, second.offsets).read().events
+
+
 def test_what_was_written_down_and_not_acknowledged_stays_the_brokers(writer: Writer) -> None:
     """C2: no letter, for the broker sends it again; recorded now, it would be a letter and a message."""
     writer.received(1, 0)
