@@ -529,7 +529,8 @@ class SweepRepair(models.Model):
             models.UniqueConstraint(fields=["operation_key"], name="ops_sweep_repair_operation"),
             models.CheckConstraint(condition=~Q(tenant="*") & ~Q(tenant=""), name="ops_sweep_repair_tenant"),
         ]
-        indexes = [models.Index(F("run"), F("id").desc(), name="ops_sweep_repair_of_run")]
+        # Ascending, though the newest are read first: what a sweep writes is then added at the index's end.
+        indexes = [models.Index(fields=["run", "id"], name="ops_sweep_repair_of_run")]
 
     def __str__(self) -> str:
         return f"{self.action_type} of {self.entity_type} {self.entity_id}"

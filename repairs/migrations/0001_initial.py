@@ -333,7 +333,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name='sweeprepair',
-            index=models.Index(models.F('run'), models.OrderBy(models.F('id'), descending=True), name='ops_sweep_repair_of_run'),
+            index=models.Index(fields=['run', 'id'], name='ops_sweep_repair_of_run'),
         ),
         migrations.AddConstraint(
             model_name='sweeprepair',

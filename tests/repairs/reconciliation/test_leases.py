@@ -16,9 +16,10 @@ from opsconsole.jobs import ledger
 from opsconsole.jobs.errors import LeaseLost
 from opsconsole.jobs.kinds import kind_named
 from opsconsole.jobs.models import ConnectionLease, EvidenceRequest, Job, JobState, WorkflowDispatch
+from repairs import sql
 from repairs.models import ReconciliationRun, SweepActionType, SweepRepair
 from repairs.reconciliation import jobs as stale_jobs
-from repairs.reconciliation import sweeping
+from repairs.reconciliation import leases
 from repairs.reconciliation.jobs import Verdict, decide_job
 from repairs.reconciliation.running import run_now
 from repairs.services import retry_letter
@@ -36,6 +37,11 @@ from tests.repairs.reconciliation.rows import (
 from tests.repairs.test_retry import race
 
 pytestmark = pytest.mark.django_db
+
+
+def pages_of(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AT_ONCE", "PAGE"):
+        monkeypatch.setattr(leases, name, size)
 
 
 def test_evidence_not_touched_for_five_minutes_is_pending_again() -> None:
@@ -145,6 +151,39 @@ def test_the_same_stale_lease_is_never_repaired_twice() -> None:
     assert counts(sweep("stale_leases")) == (1, 1, 0), "another claim of the same row is another lease"
 
 
+def test_a_page_with_one_that_was_released_before_releases_the_others() -> None:
+    """A14, C9: what is recorded is what was changed, and each record has an id of its own."""
+    rows = fetching(400, 5)
+    markers = {row.id: row.updated_at for row in rows}
+    sweep("stale_leases")
+    EvidenceRequest.objects.filter(id=rows[2].id).update(state="fetching", updated_at=markers[rows[2].id])
+    more = fetching(400, 4)
+    assert counts(sweep("stale_leases")) == (5, 4, 1)
+    left = EvidenceRequest.objects.filter(state="fetching").values_list("id", flat=True)
+    assert list(left) == [rows[2].id]
+    recorded = SweepRepair.objects.values_list("entity_id", flat=True)
+    assert sorted(recorded) == sorted(str(row.id) for row in (*rows, *more))
+
+
+def test_a_page_whose_rows_have_moved_is_done_by_their_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C9: what the first try has done is undone; each row is released and recorded once."""
+    if connection.vendor != "postgresql":
+        pytest.skip("only PostgreSQL finds rows by where they lie")
+    fetching(400, 3)
+    tries = []
+
+    def moved(*given: Any) -> Any:
+        tries.append(release(*given).repaired)
+        raise sql._Moved
+
+    release = sql._release_by_place
+    monkeypatch.setattr(sql, "_release_by_place", moved)
+    assert counts(sweep("stale_leases")) == (3, 3, 0)
+    assert tries[0] == 3
+    assert SweepRepair.objects.count() == 3
+    assert not EvidenceRequest.objects.filter(state="fetching").exists()
+
+
 def test_a_manual_run_looks_at_the_oldest_of_each_up_to_its_limit(cast: Cast) -> None:
     """A14: at most ``limit`` each, oldest first."""
     rows = fetching(400, 5)
@@ -159,7 +198,7 @@ def test_a_manual_run_looks_at_the_oldest_of_each_up_to_its_limit(cast: Cast) ->
 
 def test_rows_that_are_left_alone_do_not_starve_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """STYLE 5: pages go on by key, also past a page in which nothing could be released."""
-    monkeypatch.setattr(sweeping.Sweeping.size, "__defaults__", (2,))
+    pages_of(2, monkeypatch)
     rows = fetching(400, 6)
     markers = {row.id: row.updated_at for row in rows}
     sweep("stale_leases")
@@ -173,7 +212,7 @@ def test_rows_that_are_left_alone_do_not_starve_the_rest(monkeypatch: pytest.Mon
 
 def test_one_run_without_a_limit_releases_all_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """A14: no cap other than time; page after page."""
-    monkeypatch.setattr(sweeping.Sweeping.size, "__defaults__", (100,))
+    pages_of(100, monkeypatch)
     fetching(400, 450)
     with_queries = _statements(lambda: sweep("stale_leases"))
     assert EvidenceRequest.objects.filter(state="pending").count() == SweepRepair.objects.count() == 450

@@ -174,8 +174,8 @@ def test_a_run_that_was_taken_for_dead_undoes_the_page_it_is_at(monkeypatch: pyt
 
 def test_a_killed_run_leaves_its_pages_done_and_the_next_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """C9: killed after its second page of three; the two runs together repair each row once."""
-    monkeypatch.setattr(sweeping, "PAGE", 2)
-    monkeypatch.setattr(sweeping.Sweeping.size, "__defaults__", (2,))
+    for name in ("AT_ONCE", "PAGE"):
+        monkeypatch.setattr(leases, name, 2)
     fetching(400, 5)
 
     class Killed(BaseException):
