@@ -65,33 +65,61 @@ _POSTGRESQL_EVENTS = {
 }
 _POSTGRESQL_BODY = """
 DECLARE
+    who text;
+    old_state text;
+    new_state text;
+    is_counted boolean;
+    are_many boolean;
     one record;
-    part bigint;
 BEGIN
+    SELECT {first} INTO who, old_state, new_state, is_counted, are_many FROM {tables} LIMIT 1;
+    IF NOT FOUND OR NOT are_many AND (NOT is_counted OR old_state = new_state) THEN
+        RETURN NULL;
+    END IF;
+    IF NOT are_many THEN
+        {single}
+        RETURN NULL;
+    END IF;
     FOR one IN SELECT tenant, state, sum(n) AS n FROM ({rows}) AS touched GROUP BY 1, 2 HAVING sum(n) <> 0 LOOP
-        SELECT id INTO part FROM {totals} WHERE stream = '{stream}' AND tenant = one.tenant AND state = one.state
-            LIMIT 1 FOR UPDATE SKIP LOCKED;
-        IF FOUND THEN
-            UPDATE {totals} SET count = count + one.n WHERE id = part;
-        ELSE
-            INSERT INTO {totals} (tenant, stream, state, count) VALUES (one.tenant, '{stream}', one.state, one.n);
-        END IF;
+        {counted}
     END LOOP;
     RETURN NULL;
 END
 """
+# Locked and changed by one statement: each one costs a writer of a single row as much as the row.
+_POSTGRESQL_COUNTED = """UPDATE {totals} SET count = count + {n} WHERE id = (SELECT id FROM {totals}
+            WHERE stream = '{stream}' AND tenant = {tenant} AND state = {state} LIMIT 1 FOR UPDATE SKIP LOCKED);
+        IF NOT FOUND THEN
+            INSERT INTO {totals} (tenant, stream, state, count) VALUES ({tenant}, '{stream}', {state}, {n});
+        END IF;"""
 _POSTGRESQL_EMPTIED = "BEGIN DELETE FROM {totals} WHERE stream = '{stream}'; RETURN NULL; END"
+_SIGNS = {"added": {"added": 1}, "removed": {"removed": -1}, "changed": {"removed": -1, "added": 1}}
 
 
 def _body(stream: Stream, event: str) -> str:
+    """Return what a trigger does: most statements touch one row, and grouping one row costs more than counting it."""
     if event == "emptied":
         return _POSTGRESQL_EMPTIED.format(totals=TOTALS, stream=stream.value)
-    tables = {"added": {"added": 1}, "removed": {"removed": -1}}.get(event, {"added": 1, "removed": -1})
+    signs = _SIGNS[event]
+    one_of = next(iter(signs))
+    states = [_state(stream, f"{table}.") if table in signs else "NULL" for table in ("removed", "added")]
+    is_counted = ONLY[stream].format(row=f"{one_of}.") if stream in ONLY else "true"
     rows = " UNION ALL ".join(
         f"SELECT tenant, {_state(stream)} AS state, {sign} AS n FROM {table}{_only(stream, 'WHERE')}"
-        for table, sign in tables.items()
+        for table, sign in signs.items()
     )
-    return _POSTGRESQL_BODY.format(totals=TOTALS, stream=stream.value, rows=rows)
+    own = {"removed": "old_state", "added": "new_state"}
+    return _POSTGRESQL_BODY.format(
+        first=f"{one_of}.tenant, {', '.join(states)}, {is_counted}, EXISTS (SELECT 1 FROM {one_of} OFFSET 1)",
+        tables=", ".join(signs),
+        single="\n        ".join(_counted(stream, "who", own[table], str(sign)) for table, sign in signs.items()),
+        rows=rows,
+        counted=_counted(stream, "one.tenant", "one.state", "one.n"),
+    )
+
+
+def _counted(stream: Stream, tenant: str, state: str, n: str) -> str:
+    return _POSTGRESQL_COUNTED.format(totals=TOTALS, stream=stream.value, tenant=tenant, state=state, n=n)
 
 
 def _install_on_postgresql(connection: BaseDatabaseWrapper, stream: Stream) -> None:
