@@ -29,9 +29,10 @@ from opsconsole.jobs.tokens import REPAIRED_HEADER, SCOPE_HEADER, TASK_PREFIX
 
 logger = logging.getLogger(__name__)
 
-PAGE = 100
 MOST_OUTSTANDING = 500
 """Enough to keep many workers busy between two looks, few enough that new urgent work does not wait behind them."""
+FEW_OUTSTANDING = MOST_OUTSTANDING // 2
+"""More are sent once there are only so many: for each one that is done, a page would be one job (measured)."""
 IDLE_SECONDS = 1.0
 BUSY_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 10.0
@@ -55,6 +56,8 @@ class Dispatcher(threading.Thread):
         self._outbox = Outbox(app)
         self._heads: dict[str, dict[str, Any]] = {}
         self._troubles = {"database": "", "broker": "", "job": ""}
+        self._outstanding = 0
+        self._is_moving = False  # more wait than is needed now, and workers take them
         self._refused_until = 0.0  # it is told until it has had the time to be tried again
 
     @staticmethod
@@ -83,13 +86,17 @@ class Dispatcher(threading.Thread):
                     # A kept connection would not follow a failover.
                     connections.close_all()
                 continue
-            if self._troubles["broker"]:
-                pause = min(max(pause, IDLE_SECONDS) * 2, LONGEST_PAUSE_SECONDS)
-            else:
-                pause = BUSY_SECONDS if sent else IDLE_SECONDS
+            pause = self._pause_after(sent, pause)
         self._outbox.close()
         with GATE:
             connections.close_all()
+
+    def _pause_after(self, sent: int, pause: float) -> float:
+        if self._troubles["broker"]:
+            return min(max(pause, IDLE_SECONDS) * 2, LONGEST_PAUSE_SECONDS)
+        if sent or self._is_moving:
+            return BUSY_SECONDS
+        return min(pause * 2, IDLE_SECONDS)
 
     def send_due(self) -> int:
         """Send due jobs until none is due or enough wait in the queue; returns how many were sent."""
@@ -107,10 +114,13 @@ class Dispatcher(threading.Thread):
         return sent
 
     def _take(self) -> list[Dispatched]:
-        room = MOST_OUTSTANDING - ledger.outstanding(source=self.source, most=MOST_OUTSTANDING)
-        if room <= 0:
+        before, outstanding = self._outstanding, ledger.outstanding(source=self.source, most=MOST_OUTSTANDING)
+        self._outstanding = outstanding
+        self._is_moving = FEW_OUTSTANDING < outstanding < before
+        if outstanding > FEW_OUTSTANDING:
             return []
-        return ledger.take_due(source=self.source, owner=self.owner, limit=min(PAGE, room), held=self.held(self.source))
+        room = MOST_OUTSTANDING - outstanding
+        return ledger.take_due(source=self.source, owner=self.owner, limit=room, held=self.held(self.source))
 
     def _send(self, taken: list[Dispatched]) -> int:
         """Send a page; what is not known to be with the broker is given back. Returns how many were sent."""

@@ -18,6 +18,7 @@ from opsconsole.core.effects import Effects, OutcomeClass
 from opsconsole.jobs import ledger
 from opsconsole.jobs.errors import JobError, LeaseLost, NotClaimed, Refused, TryAgain, Unanswered
 from opsconsole.jobs.heart import HEART
+from opsconsole.jobs.kept import KEPT
 from opsconsole.jobs.kind import Kind, Work
 from opsconsole.jobs.ledger import Death, decide_death
 from opsconsole.jobs.models import Job
@@ -142,7 +143,8 @@ def _patiently(write: Callable[[], Any]) -> Any:
 
 
 def _let_go() -> None:
-    try:
-        connection.close()
-    except Error as error:
-        logger.warning("the connection cannot be closed: %s", error)
+    for close in (connection.close, KEPT.close):
+        try:
+            close()
+        except Error as error:
+            logger.warning("the connection cannot be closed: %s", error)

@@ -12,10 +12,10 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from opsconsole.core.database import database_now
-from opsconsole.jobs.dispatcher import Dispatcher
+from opsconsole.jobs.dispatcher import BUSY_SECONDS, IDLE_SECONDS, Dispatcher
 from opsconsole.jobs.models import Job, JobState
 from tests.e2e.proxy import Proxy
-from tests.jobs.steps import new_job
+from tests.jobs.steps import new_job, run
 
 pytestmark = pytest.mark.django_db
 
@@ -97,3 +97,28 @@ def test_a_job_whose_own_message_is_refused_waits_and_lets_the_others_pass(redis
     assert (sender.send_due(), sender.trouble) == (1, "")
     with redis.Redis.from_url(redis_url) as client:
         client.delete(*client.scan_iter(f"*{queue}-broken*", count=1000))
+
+
+def test_more_is_sent_once_half_of_what_may_wait_is_done(
+    redis_url: str, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page for each job that is done would cost more than the job."""
+    monkeypatch.setattr("opsconsole.jobs.dispatcher.MOST_OUTSTANDING", 4)
+    monkeypatch.setattr("opsconsole.jobs.dispatcher.FEW_OUTSTANDING", 2)
+    jobs(10, queue)
+    sender = dispatcher(redis_url)
+    assert sender.send_due() == 4
+
+    def finish_one() -> None:
+        job = Job.objects.filter(state=JobState.ENQUEUED)[0]
+        assert run(job, job.lease_token) is None
+
+    finish_one()
+    assert sender.send_due() == 0
+    assert sender._pause_after(0, BUSY_SECONDS) == BUSY_SECONDS, "workers take them"
+    assert sender.send_due() == 0
+    assert sender._pause_after(0, BUSY_SECONDS) > BUSY_SECONDS, "nobody does"
+    assert sender._pause_after(0, IDLE_SECONDS) == IDLE_SECONDS
+    finish_one()
+    assert sender.send_due() == 2
+    assert Job.objects.filter(state=JobState.ENQUEUED).count() == 4
