@@ -25,7 +25,6 @@ app.conf.update(broker_connection_retry_on_startup=True)
 if SIDE == "results":
     app.conf.update(result_backend="django-db")
 if SIDE == "ledger":
-    app.conf.update({"CELERY_DB_REUSE_MAX": 1_000})
     app.autodiscover_tasks(["opsconsole.jobs"])
 if SIDE in ("opsconsole", "ledger"):
     install(app, source=os.environ["OPSCONSOLE_SOURCE"])

@@ -38,7 +38,7 @@ SERVERS = {
     "rabbitmq": ("OPSCONSOLE_BENCH_RABBITMQ_URL", "amqp://guest:guest@127.0.0.1:5672//", 5672),
 }
 SOURCE = "benchmark"
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 """How long anything may take that should take seconds; then the benchmark ends with an error."""
 WARM_UP = 200
 SLOTS = 64
