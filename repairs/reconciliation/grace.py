@@ -15,6 +15,9 @@ others could have written.
   note. So it costs one lease, even if the next run is one of tomorrow.
 - Workers report, but not for long enough yet: the outage is just over, or all were started anew. It is waited until
   one has reported for the length of a lease.
+- The newest report is older than a third of the lease: an outage that has just ended may have begun after it, and may
+  have hidden every renewal since. It is waited for the next report. A living holder renews once a third of its lease
+  is used up, and tries each second, so a newer report shows that it could.
 
 What this can get wrong: a network that parts one host from the database, and not the others, looks like a host that is
 gone. Its jobs lose their leases, as they must; the lease's token keeps what they still write from counting (C12).
@@ -35,6 +38,25 @@ FRESH = timedelta(seconds=30)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reachable:
+    """Since when everybody could have renewed a lease, and how old the report is that shows it; both at one moment.
+
+    ``since`` is ``None`` if there is nobody who would have renewed one, ``shown_ago`` if nobody reports.
+    """
+
+    since: datetime | None = None
+    shown_ago: timedelta | None = None
+
+    def may_judge(self, lease: timedelta, now: datetime) -> bool:
+        """Say whether whoever holds a lease of this length could have renewed it."""
+        if self.since is None:
+            return True
+        if self.shown_ago is not None and self.shown_ago > lease / 3:
+            return False
+        return self.since + lease <= now
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reports:
     """When a worker reported last, and since when without a break."""
 
@@ -42,22 +64,23 @@ class Reports:
     since: datetime
 
 
-def reachable_since(reports: Sequence[Reports], noted: datetime | None, now: datetime) -> datetime | None:
-    """Return since when everybody could have renewed a lease; ``None`` if there is nobody who would have. Pure.
+def reachable_by(reports: Sequence[Reports], noted: datetime | None, now: datetime) -> Reachable:
+    """Return since when the database has been there for everybody, as far as ``reports`` show. Pure.
 
     ``noted`` is when an earlier run began to wait because nobody reported.
     """
     if not reports:
-        return None
-    unbroken = [one.since for one in reports if one.seen_at >= now - FRESH]
+        return Reachable()
+    unbroken = [one for one in reports if one.seen_at >= now - FRESH]
     if unbroken:
-        return min(unbroken)
+        newest = max(one.seen_at for one in unbroken)
+        return Reachable(since=min(one.since for one in unbroken), shown_ago=now - newest)
     is_the_same_silence = noted is not None and all(one.seen_at <= noted for one in reports)
-    return noted if is_the_same_silence else now
+    return Reachable(since=noted if is_the_same_silence else now)
 
 
-def read_reachable_since(now: datetime) -> datetime | None:
-    """Return ``reachable_since`` of what the database holds."""
+def read_reachable(now: datetime) -> Reachable:
+    """Return ``reachable_by`` of what the database holds."""
     known = WorkerNode.objects.filter(stopped_at__isnull=True, seen_at__gte=now - REMEMBERED)
     reports = [
         Reports(seen_at=seen_at, since=since or started_at)
@@ -65,4 +88,4 @@ def read_reachable_since(now: datetime) -> datetime | None:
     ]
     waiting = ReconciliationRun.objects.filter(waited_since__isnull=False).newest_first()
     noted = waiting.values_list("waited_since", flat=True).first() if reports else None
-    return reachable_since(reports, noted, now)
+    return reachable_by(reports, noted, now)

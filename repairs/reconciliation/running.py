@@ -15,7 +15,7 @@ from opsconsole.core.errors import OpsError
 from opsconsole.core.safe_text import safe_text
 from repairs.errors import ReconciliationFinished, ReconciliationRunning
 from repairs.models import ReconciliationRun
-from repairs.reconciliation.grace import read_reachable_since
+from repairs.reconciliation.grace import read_reachable
 from repairs.reconciliation.runs import MOST_ROWS, begin_run, finish_run
 from repairs.reconciliation.sweeping import Sweeping
 from repairs.reconciliation.sweeps import PARTS
@@ -67,7 +67,7 @@ def _sweep(run_id: UUID, *, most_seconds: float, is_stopping: Callable[[], bool]
     run = ReconciliationRun.objects.get(id=run_id)
     sweeping = Sweeping(
         run,
-        reachable_since=read_reachable_since(database_now()),
+        reachable=read_reachable(database_now()),
         most_seconds=most_seconds,
         is_stopping=is_stopping,
     )
@@ -85,7 +85,7 @@ def _sweep(run_id: UUID, *, most_seconds: float, is_stopping: Callable[[], bool]
             if not code:
                 code, text = _told(error)
     if sweeping.has_waited:
-        ReconciliationRun.objects.filter(id=run.id).update(waited_since=sweeping.reachable_since)
+        ReconciliationRun.objects.filter(id=run.id).update(waited_since=sweeping.reachable.since)
     try:
         finish_run(run_id=run.id, error_code=code, error_text=text)
     except ReconciliationFinished:

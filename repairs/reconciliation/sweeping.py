@@ -13,6 +13,7 @@ from django.db import transaction
 
 from opsconsole.core.database import database_now
 from repairs.models import ReconciliationRun
+from repairs.reconciliation.grace import Reachable
 from repairs.reconciliation.runs import note_page
 
 PAGE = 1_000
@@ -39,7 +40,7 @@ class Sweeping:
     """A run under way.
 
     ``limit`` bounds the rows that each part looks at; a run without one ends when its time is over, and the next goes
-    on. ``reachable_since`` says which leases may be judged (``grace``). ``incidents`` are those concerned: causes, of
+    on. ``reachable`` says which leases may be judged. ``incidents`` are those concerned: causes, of
     which there are few, so that they can be remembered for a true count.
     """
 
@@ -47,7 +48,7 @@ class Sweeping:
         self,
         run: ReconciliationRun,
         *,
-        reachable_since: datetime | None = None,
+        reachable: Reachable | None = None,
         most_seconds: float = 300.0,
         is_stopping: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -55,7 +56,7 @@ class Sweeping:
         self.cursor = run.cursor
         self.started_by = run.started_by
         self.incidents: set[UUID] = set()
-        self.reachable_since = reachable_since
+        self.reachable = reachable or Reachable()
         self.has_waited = False
         self._limit = run.row_limit
         self._left = run.row_limit
@@ -77,7 +78,7 @@ class Sweeping:
 
         A part that leaves something alone for that sets ``has_waited``.
         """
-        return self.reachable_since is None or self.reachable_since + lease <= now
+        return self.reachable.may_judge(lease, now)
 
     @contextmanager
     def page(self) -> Iterator[Tally]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.db import connection, connections, transaction
 
-from deadletters.models import Attempt, DeadLetter
+from deadletters.models import Attempt, DeadLetter, WorkerNode
 from deadletters.outcome import OutcomeClass
 from opsconsole.core.database import database_now
 from opsconsole.jobs import ledger
@@ -292,6 +292,19 @@ def test_where_a_worker_has_reported_for_the_length_of_a_lease_leases_are_judged
     assert (run.repaired_count, run.waited_since) == (1, None)
 
 
+def test_a_report_from_before_an_outage_that_is_just_over_shows_nothing() -> None:
+    """C12: the database may have been away ever since, and each holder may be about to renew."""
+    worker(25, reporting=900)
+    fetching(400)
+    job = leased_job(JobState.RUNNING, 10)
+    run = sweep("stale_leases")
+    assert (run.repaired_count, run.waited_since is not None) == (0, True)
+    job.refresh_from_db()
+    assert job.state == JobState.RUNNING
+    WorkerNode.objects.update(seen_at=ago(2))
+    assert sweep("stale_leases").repaired_count == 2
+
+
 def test_where_all_workers_are_silent_it_is_waited_once() -> None:
     """C12: the first run notes when it found so; a lease later the dead are taken for dead."""
     worker(300)
@@ -327,7 +340,6 @@ def test_a_worker_that_missed_reports_begins_to_count_anew(monkeypatch: pytest.M
     from celery import Celery
 
     from deadletters import nodes
-    from deadletters.models import WorkerNode
     from deadletters.nodes import Reporter, Standing
 
     standing = Standing(journal_bytes=0, journal_oldest_seconds=0.0, dropped=0, trouble="", captured_at=None)
