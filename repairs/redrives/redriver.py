@@ -28,7 +28,7 @@ IDLE_SECONDS = 2.0
 BUSY_SECONDS = 0.25
 LONGEST_BACKOFF_SECONDS = 10.0
 AT_ONCE = 20
-"""Redrives of one source that are looked at in one round."""
+"""Redrives of one source that are looked at in one round; the next round looks at those after them."""
 PLANNED_ON_SQLITE = 50
 """There is one writer at a time, which must not keep the drainer for long."""
 DATABASE_TROUBLE = "database_trouble"
@@ -47,6 +47,8 @@ class Redriver(threading.Thread):
         self.trouble = ""
         self._trouble_since: float | None = None
         self._planned_full = False
+        self._after: UUID | None = None
+        self._again_at: dict[UUID, float] = {}  # of those that failed
         self._stop_asked = threading.Event()
 
     def stop(self) -> None:
@@ -93,29 +95,43 @@ class Redriver(threading.Thread):
     def step(self) -> bool:
         """Do one round: a step of each redrive that nobody else has. Returns whether to look again at once."""
         with GATE:
-            now = database_now()
-            to_do = (
-                Redrive.objects.to_do()
-                .filter(source=self.source)
-                .filter(Q(lease_expires_at__isnull=True) | Q(lease_expires_at__lt=now) | Q(lease_owner=self.owner))
-                .order_by("id")
-                .values_list("id", "state")
-            )
-            found = list(to_do[:AT_ONCE])
+            found = self._to_do(self._after)
+            if not found and self._after is not None:
+                found = self._to_do(None)
+        # By the page, so that many that wait for nothing but answers do not keep the ones after them from going on.
+        self._after = found[-1][0] if len(found) == AT_ONCE else None
         self._planned_full = False
         for redrive_id, state in found:
             if self._stop_asked.is_set():
                 break
-            try:
-                self._advance(redrive_id, state)
-            except Error:
-                raise
-            except Exception as error:
-                # A bug of ours in one must not stand in the way of the others, nor go on unseen.
-                logger.exception("the redrive %s", redrive_id)
-                with GATE:
-                    pause_by_itself(redrive_ids=[redrive_id], code=CONTROLLER_ERROR, text=type(error).__name__)
+            self._try(redrive_id, state)
         return bool(found)
+
+    def _to_do(self, after: UUID | None) -> list[tuple[UUID, str]]:
+        now = database_now()
+        to_do = (
+            Redrive.objects.to_do()
+            .filter(source=self.source)
+            .filter(Q(lease_expires_at__isnull=True) | Q(lease_expires_at__lt=now) | Q(lease_owner=self.owner))
+            .order_by("id")
+        )
+        if after is not None:
+            to_do = to_do.filter(id__gt=after)
+        return list(to_do.values_list("id", "state")[:AT_ONCE])
+
+    def _try(self, redrive_id: UUID, state: str) -> None:
+        """Step one redrive; what is wrong with it alone must not stand in the way of the others, nor go on unseen."""
+        if time.monotonic() < self._again_at.get(redrive_id, 0.0):
+            return
+        try:
+            self._advance(redrive_id, state)
+        except Exception as error:
+            if isinstance(error, Error) and not isinstance(error, DataError | IntegrityError):
+                raise  # about the database, and so about all of them
+            logger.exception("the redrive %s", redrive_id)
+            self._again_at[redrive_id] = time.monotonic() + LONGEST_BACKOFF_SECONDS
+            with GATE:
+                pause_by_itself(redrive_ids=[redrive_id], code=CONTROLLER_ERROR, text=type(error).__name__)
 
     def _advance(self, redrive_id: UUID, state: str) -> None:
         if state == RedriveState.PLANNING:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from grants.actions import Action
 from grants.models import AuditEvent
 from incidents.models import Incident
 from opsconsole.core.database import database_now
+from repairs.admin.redrive_words import PAUSE_WORDS, pause_words
 from repairs.models import ItemState, Redrive, RedriveItem, RedriveState
 from repairs.redrives.requests import RedrivePace, RedriveSelection
 from repairs.redrives.services import create_redrive, start_redrive
@@ -219,3 +222,13 @@ def test_an_incident_of_more_than_a_thousand_jobs_is_retried_as_a_redrive(
     page = sign_in(cast.ada).get(f"/ops/incidents/{letters[0].incident_id}/").content.decode()
     assert f'href="{_plan_url(letters[0].incident)}"' in page
     assert f'action="/ops/incidents/{letters[0].incident_id}/retry/"' not in page
+
+
+def test_every_reason_to_pause_has_words_and_a_line_in_the_guide() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "redrive.md").read_text()
+    table = guide.partition("| `pause_code` |")[2].partition("\n\n")[0]
+    told = set(re.findall(r"`(\w+)`", "\n".join(line.split("|")[1] for line in table.splitlines()[2:])))
+    assert told == set(PAUSE_WORDS)
+    stopped = Redrive(pause_code="too_many_failed", pause_text="2 of 10 failed.", paused_by_name="system")
+    assert pause_words(stopped) == "too many jobs have failed: 2 of 10 failed."
+    assert pause_words(Redrive(pause_code="operator", pause_text="lunch", paused_by_name="ada")) == "by ada: lunch"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from uuid import UUID
 
 import pytest
@@ -9,7 +10,7 @@ from django.db import OperationalError
 
 from opsconsole.core.database import database_now
 from repairs.models import Redrive, RedriveState
-from repairs.redrives import redriver, services
+from repairs.redrives import redriver, services, stepping
 from repairs.redrives.redriver import Redriver, is_outage
 from repairs.redrives.requests import RedriveSelection
 from tests import factories
@@ -103,3 +104,45 @@ def test_a_lock_that_was_not_had_is_no_outage() -> None:
     assert is_outage(OperationalError("server closed the connection"))
     assert not is_outage(OperationalError("database is locked"))
     assert not is_outage(ValueError("a bug"))
+
+
+def test_what_the_database_refuses_of_one_redrive_pauses_it_and_no_other(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A constraint that one redrive cannot satisfy is no trouble with the database."""
+    worker()
+    one, other = letters(2)
+    refused = started(cast, RedriveSelection(letter_ids=(one.id,)))
+    well = started(cast, RedriveSelection(letter_ids=(other.id,)))
+    Redrive.objects.update(next_due_at=database_now() - factories.seconds(5))
+    settle = stepping._settle
+
+    def overcount(redrive: Redrive, now: datetime) -> int:
+        if redrive.id == refused.id:
+            redrive.failed_count += 1
+        return settle(redrive, now)
+
+    monkeypatch.setattr(stepping, "_settle", overcount)
+    controller = Redriver(source="tests", owner="w")
+    controller.step()
+    refused.refresh_from_db()
+    assert (refused.state, refused.pause_code, refused.pause_text) == (
+        RedriveState.PAUSED, "controller_error", "IntegrityError",
+    )  # fmt: skip
+    assert counted(well) == {"planned": 1}
+
+
+def test_many_that_only_wait_for_answers_do_not_keep_the_ones_after_them_waiting(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker()
+    monkeypatch.setattr(redriver, "AT_ONCE", 2)
+    redrives = [started(cast, RedriveSelection(letter_ids=(one.id,))) for one in letters(5)]
+    Redrive.objects.update(next_due_at=database_now() - factories.seconds(5))
+    controller = Redriver(source="tests", owner="w")
+    for _ in range(3):
+        controller.step()
+    assert [counted(one) for one in redrives] == [{"planned": 1}] * 5
+    succeed(outstanding(redrives[0]))
+    controller.step()
+    assert counted(redrives[0]) == {"succeeded": 1}, "after the last page comes the first"
