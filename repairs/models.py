@@ -211,8 +211,8 @@ class Redrive(models.Model):
     every job is of that one actor. The counts are kept, not counted: whoever changes an item holds this row's lock, and
     the database checks that they add up. ``selection``, ``changes``, ``answers`` and ``classes`` are canonical JSON
     (``repairs.redrives.requests``). ``run_since`` is its last start or resumption, ``run_settled`` and ``run_failed``
-    what had ended by then: the estimate and the stop ratio look at what came after. ``next_due_at`` is when the rate
-    lets go of more.
+    what had ended by then: the estimate and the stop ratio look at what came after, and a canary at all that was sent.
+    ``run_settled`` has what was closed as done without a run, too. ``next_due_at`` is when the rate lets go of more.
     """
 
     id = models.UUIDField(primary_key=True, default=new_id, editable=False)

@@ -7,7 +7,6 @@ from opsconsole.core.admin import thousands
 from repairs.models import ItemState, Redrive, RedriveClass, RedriveState
 from repairs.redrives.requests import AnswerKind
 from repairs.redrives.selectors import ClassCount
-from repairs.redrives.services import BY_PERSON
 
 STATE_PILLS = {
     RedriveState.PLANNING: ("Dry run", "info"),
@@ -19,7 +18,7 @@ STATE_PILLS = {
     RedriveState.CANCELLED: ("Cancelled", "grey"),
 }
 PAUSE_WORDS = {
-    BY_PERSON: "by a person",
+    "operator": "by a person",
     "canary_failed": "a job of the canary has failed",
     "too_many_failed": "too many jobs have failed",
     "job_not_served": "no worker serves a task any more",
@@ -78,10 +77,8 @@ def pause_words(redrive: Redrive) -> str:
     """Return why a redrive is paused, "" if it is not."""
     if not redrive.pause_code:
         return ""
-    why = PAUSE_WORDS.get(redrive.pause_code, redrive.pause_code)
-    if redrive.pause_code == BY_PERSON and redrive.paused_by_name:
-        why = f"by {redrive.paused_by_name}"
-    return ": ".join(part for part in (why, redrive.pause_text) if part)
+    who = f"by {redrive.paused_by_name}" if redrive.paused_by_name else PAUSE_WORDS.get(redrive.pause_code, "")
+    return ": ".join(part for part in (who or redrive.pause_code, redrive.pause_text) if part)
 
 
 def class_words(one: ClassCount) -> tuple[str, str, str]:

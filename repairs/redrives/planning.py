@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from deadletters.models import DeadLetter, LetterState
+from deadletters.models import DeadLetter, LetterState, Occurrence
 from deadletters.outcome import OutcomeClass
 from grants import audit
 from grants.access import Capability, find_capability
@@ -47,6 +47,8 @@ JOB_NOT_SERVED = "job_not_served"
 PROBED_NO, PROBED_YES = "probe_did_not_happen", "probe_already_happened"
 """Codes of a waiting item whose provider has been asked; its detail is what that said."""
 PROBES_AT_ONCE = 5
+ABOUT_THE_PAST = (AnswerKind.DID_NOT_HAPPEN, AnswerKind.ALREADY_HAPPENED)
+"""Statements about attempts that there had been when they were made, and not about a later one."""
 _EFFECTS = (RedriveClass.AMBIGUOUS.value, RedriveClass.NOT_DECLARED.value)
 _LETTER = (
     *JUDGED, "tenant", "source", "actor_type", "actor_id", "incident_id", "attempts", "error_class", "outcome_reason",
@@ -109,8 +111,9 @@ def plan_items(redrive: Redrive, count: int, now: datetime) -> Planned:
     """Plan the next ``count`` items of a locked redrive that runs, in the caller's transaction.
 
     Locks their incidents, then their letters, and judges each again: what has changed since the dry run so that it may
-    not run, or only with an answer that nobody has given, is left out. Stops and asks for a pause where the operator by
-    whose grants it runs has lost one, and where no worker serves a task any more.
+    not run, or only with an answer that nobody has given, is left out; so is what has failed again since the dry run,
+    if its answer is about what has happened. Stops and asks for a pause where the operator by whose grants it runs has
+    lost one, and where no worker serves a task any more.
     """
     return _Page(redrive, now).plan(count)
 
@@ -142,6 +145,8 @@ class _Page:
         letters = self._lock([item.letter_id for item in items])
         jobs = ledger_jobs(letter.task_id for letter in letters.values())
         closely = self._read_closely(letters.values())
+        repaired = self._under_repair(letters)
+        tried_since = self._tried_since(letters)
         runs: list[_Run] = []
         closing: list[_Run] = []
         probes: list[int] = []
@@ -149,6 +154,12 @@ class _Page:
             letter = letters.get(item.letter_id)
             if letter is None:
                 continue  # it has moved to another incident since; the next step locks that one
+            if letter.id in repaired:
+                self._end(item, ItemState.SKIPPED, RedriveClass.OVERTAKEN.value, "a repair of it has not answered yet")
+                continue
+            if self._was_closed(letter):
+                self._end(item, ItemState.SKIPPED, RedriveClass.OVERTAKEN.value, "its incident has been closed since")
+                continue
             verdict = closely.get(letter.id) or self.judge.of(letter, key_id=self.any_key, jobs=jobs)
             if verdict.item_class is RedriveClass.NOT_SERVED and not self.redrive.skips_unserved:
                 self._pause(JOB_NOT_SERVED, verdict.detail)
@@ -157,6 +168,10 @@ class _Page:
                 self._end(item, ItemState.SKIPPED, code, verdict.detail)
                 continue
             answer = self._answer(verdict, item)
+            is_told = answer is not None and answer.kind in ABOUT_THE_PAST and not item.code
+            if is_told and letter.id in tried_since:
+                self._end(item, ItemState.SKIPPED, verdict.item_class.value, "it was tried again since the dry run")
+                continue
             if answer is not None and answer.kind is AnswerKind.PROBE:
                 if self._has_probe(letter, jobs):
                     probes.append(item.id)
@@ -189,6 +204,35 @@ class _Page:
             incident.locked_at = self.now
         found = locked(rows.order_by("id")).values_list(*_LETTER, named=True)
         return {letter.id: letter for letter in found if letter.incident_id in self.incidents}
+
+    def _under_repair(self, letter_ids: Iterable[UUID]) -> set[UUID]:
+        """Return those that have a live repair, whatever their own state: of two the database takes only one.
+
+        A letter that was closed with its incident opens when it fails once more, also while a repair of it is out.
+        """
+        live = RepairAction.objects.live().filter(AnyOf("letter", letter_ids))
+        return set(live.order_by().values_list("letter_id", flat=True))
+
+    def _was_closed(self, letter: Any) -> bool:
+        """Whether a person has closed its incident without a repair since the set was frozen.
+
+        What was closed before was chosen as it was.
+        """
+        resolved_at = self.incidents[letter.incident_id].resolved_at
+        return resolved_at is not None and resolved_at > self.redrive.planned_at
+
+    def _tried_since(self, letter_ids: Iterable[UUID]) -> set[UUID]:
+        """Return those that have failed, or whose repair has ended, since the set was frozen.
+
+        What was stated of the set as it was is not about that.
+        """
+        if not any(answer.kind in ABOUT_THE_PAST for answer in self.answers.values()):
+            return set()
+        since = self.redrive.planned_at
+        failed = Occurrence.objects.filter(AnyOf("letter", letter_ids), recorded_at__gt=since)
+        repaired = RepairAction.objects.filter(AnyOf("letter", letter_ids), settled_at__gt=since)
+        rows = (*failed.values_list("letter_id", flat=True), *repaired.values_list("letter_id", flat=True))
+        return set(rows)
 
     def _read_closely(self, letters: Iterable[Any]) -> dict[UUID, Verdict]:
         """Open the messages of the few letters whose row has no shape of their arguments."""

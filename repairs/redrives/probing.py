@@ -8,6 +8,7 @@ from uuid import UUID
 
 from grants.service import service
 from opsconsole.core.database import database_now
+from opsconsole.core.safe_text import safe_text
 from opsconsole.jobs.kind import ProbeAnswer
 from opsconsole.jobs.kinds import kind_named
 from opsconsole.jobs.models import Job
@@ -48,7 +49,8 @@ def note_probe(*, redrive_id: UUID, item_id: int, answer: ProbeAnswer) -> None:
     item = RedriveItem.objects.filter(id=item_id, redrive=redrive, state=ItemState.WAITING).first()
     if item is None:
         return
-    evidence = answer.evidence[:300]
+    # A provider may answer anything, and what the database does not take would be asked for again for ever.
+    evidence = safe_text(answer.evidence, 300)
     if answer.happened is None:
         result = ItemResult(
             item_id=item.id, actor=(item.actor_type, item.actor_id), state=ItemState.SKIPPED, code=PROVIDER_UNKNOWING,

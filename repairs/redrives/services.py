@@ -66,12 +66,14 @@ from repairs.redrives.judging import judge_page
 from repairs.redrives.requests import (
     LONGEST_REASON,
     MOST_ITEMS,
+    AnswerKind,
     Answers,
     RedriveChanges,
     RedrivePace,
     RedriveSelection,
     check_answers,
     pack_answers,
+    unpack_answers,
 )
 from repairs.redrives.sql import freeze
 from repairs.redrives.withdrawing import withdraw_unsent
@@ -584,8 +586,13 @@ def resume_redrive(
     if pace is not None:
         redrive.rate_per_second, redrive.max_outstanding = pace.rate_per_second, pace.max_outstanding
         redrive.stop_percent = pace.stop_percent
-        if redrive.canary_passed_at is None:
+        if redrive.canary_passed_at is None and redrive.canary_size:
+            # What began without a canary has none later: its first jobs have gone out already.
             redrive.canary_size = pace.canary_size
+    if any(answer.kind is AnswerKind.PROBE for answer in unpack_answers(redrive.answers).values()):
+        # What a provider said before the pause may not be true any more: each is asked once more.
+        asked_already = RedriveItem.objects.filter(redrive=redrive, state=ItemState.WAITING).exclude(code="")
+        asked_already.update(code="", detail="")
     _go_on(redrive, by, asked_for.now)
     redrive.save(update_fields=["rate_per_second", "max_outstanding", "stop_percent", "canary_size", *_GOING])
     return asked_for.done(reason)
@@ -691,7 +698,7 @@ _GOING = (
 
 
 def _go_on(redrive: Redrive, by: Operator, now: datetime) -> None:
-    """Make a redrive run from now on, by the grants of ``by``; the stop ratio counts from here."""
+    """Make a redrive run from now on, by the grants of ``by``; the stop ratio counts from here, a canary's does not."""
     if redrive.pause_code == CANARY_FAILED:
         redrive.canary_passed_at = now
     redrive.skips_unserved = redrive.pause_code == JOB_NOT_SERVED
@@ -701,7 +708,9 @@ def _go_on(redrive: Redrive, by: Operator, now: datetime) -> None:
     redrive.started_by_user = "" if by.user_id is None else str(by.user_id)
     redrive.pause_code = redrive.pause_text = redrive.paused_by_name = ""
     redrive.run_since, redrive.next_due_at = now, now
-    redrive.run_settled, redrive.run_failed = redrive.settled_count, redrive.failed_count
+    if not is_canary:
+        # A canary is judged as a whole, also by what became of it during a pause.
+        redrive.run_settled, redrive.run_failed = redrive.settled_count, redrive.failed_count
 
 
 def _check_reason(reason: str) -> None:

@@ -21,6 +21,7 @@ from grants.operators import SYSTEM
 from grants.service import service
 from opsconsole.core.canonical_json import JsonValue
 from opsconsole.core.database import AnyOf, database_now
+from opsconsole.core.safe_text import safe_text
 from repairs.models import (
     REDRIVE_ACTIVE,
     ActionState,
@@ -31,7 +32,7 @@ from repairs.models import (
     RedriveState,
 )
 from repairs.redrives.planning import ItemResult, plan_items
-from repairs.redrives.requests import AnswerKind, RedriveAnswer, unpack_answers
+from repairs.redrives.requests import LONGEST_REASON, AnswerKind, RedriveAnswer, unpack_answers
 from repairs.redrives.sql import first_waiting, write_results
 
 LEASE = timedelta(seconds=15)
@@ -48,7 +49,7 @@ PAUSED = "redrive.paused"
 SAVED = (
     "state", "waiting_count", "outstanding_count", "succeeded_count", "failed_count", "skipped_count",
     "cancelled_count", "is_prepared", "canary_passed_at", "pause_code", "pause_text", "paused_by_name", "paused_at",
-    "ended_at", "next_due_at", "lease_owner", "lease_expires_at",
+    "ended_at", "run_settled", "next_due_at", "lease_owner", "lease_expires_at",
 )  # fmt: skip
 
 
@@ -112,7 +113,7 @@ def pause_by_itself(*, redrive_ids: Iterable[UUID], code: str, text: str, began_
 
 def pause(redrive: Redrive, code: str, text: str, now: datetime) -> None:
     """Pause a locked redrive by itself, with its audit row; the caller saves it."""
-    redrive.state, redrive.pause_code, redrive.pause_text = RedriveState.PAUSED, code, text[:500]
+    redrive.state, redrive.pause_code, redrive.pause_text = RedriveState.PAUSED, code, safe_text(text, LONGEST_REASON)
     redrive.paused_by_name, redrive.paused_at = "", now  # its code says why; a name is a person's
     outcome: dict[str, JsonValue] = {"code": code, "jobs": redrive.total_count, "state": str(redrive.state)}
     _tell(redrive, PAUSED, f"redrive-paused:{redrive.id}:{now.isoformat()}", outcome, now)
@@ -231,6 +232,9 @@ def note_results(redrive: Redrive, results: Sequence[ItemResult], now: datetime)
     for one in results:
         name = f"{one.state.value}_count"
         setattr(redrive, name, getattr(redrive, name) + 1)
+        if one.state is ItemState.SUCCEEDED and one.repair_id is not None:
+            # Closed as done without a run: it says nothing of how the others will fare, neither as a canary.
+            redrive.run_settled += 1
     failed = {one.actor for one in results if one.state is ItemState.FAILED and one.actor[1]}
     for actor_type, actor_id in sorted(failed):
         # What comes after it may build on it: in order means that it does not run.
@@ -267,7 +271,8 @@ def _judge(redrive: Redrive, now: datetime) -> None:
 
 def _canary_left(redrive: Redrive) -> int:
     """Return how many are still to be sent before the rest may follow; until then every one sent is of the canary."""
-    return max(redrive.canary_size - redrive.outstanding_count - redrive.settled_count, 0)
+    answered = redrive.settled_count - redrive.run_settled
+    return max(redrive.canary_size - redrive.outstanding_count - answered, 0)
 
 
 def _allowance(redrive: Redrive, now: datetime, size: int) -> int:

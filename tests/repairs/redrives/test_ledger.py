@@ -12,9 +12,10 @@ from deadletters.selectors import LetterFilter
 from opsconsole.jobs.errors import Refused, Unanswered
 from opsconsole.jobs.kind import ProbeAnswer
 from opsconsole.jobs.models import Job, JobState
-from repairs.models import ActionType, Redrive, RedriveClass, RedriveState, RepairAction
+from repairs.models import ActionType, Redrive, RedriveClass, RedriveItem, RedriveState, RepairAction
 from repairs.redrives.probing import ask_providers
 from repairs.redrives.requests import AnswerKind, RedriveAnswer, RedriveChanges, RedriveSelection
+from repairs.redrives.services import pause_redrive, resume_redrive
 from tests.cast import Cast
 from tests.jobs.kinds_of_tests import BODIES, Outside
 from tests.jobs.steps import dispatch, kill, letter_of, run
@@ -118,3 +119,27 @@ def test_a_provider_that_cannot_be_asked_leaves_it_out(cast: Cast, monkeypatch: 
     ask_providers(redrive.id, step(redrive).probes)
     step(redrive)
     assert items(redrive) == [("skipped", "provider_does_not_know")]
+
+
+def test_what_a_provider_says_is_kept_whatever_characters_it_holds(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the database does not take must not be asked for again and again, and keep every other redrive waiting."""
+    kill("test_outside", Unanswered("timed out"))
+    monkeypatch.setattr(Outside, "probe", lambda _self, _job: ProbeAnswer(happened=None, evidence="\x00\ud800 4711"))
+    redrive = started(cast, of_ledger(), answers=PROBE)
+    ask_providers(redrive.id, step(redrive).probes)
+    assert items(redrive) == [("skipped", "provider_does_not_know")]
+    assert "4711" in RedriveItem.objects.get().detail
+
+
+def test_what_a_provider_has_said_before_a_pause_is_asked_again_after_it(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C13: meanwhile somebody may have tried it once more, and that may have happened."""
+    kill("test_outside", Unanswered("timed out"))
+    monkeypatch.setattr(Outside, "probe", lambda _self, _job: ProbeAnswer(happened=False, evidence="not yet"))
+    redrive = started(cast, of_ledger(), answers=PROBE)
+    ask_providers(redrive.id, step(redrive).probes)
+    pause_redrive(redrive_id=redrive.id, by=cast.ada, key="p")
+    resume_redrive(redrive_id=redrive.id, by=cast.ada, key="r")
+    stepped = step(redrive)
+    assert (stepped.planned, len(stepped.probes)) == (0, 1)

@@ -10,10 +10,11 @@ from deadletters.models import DeadLetter, WorkerNode
 from grants.actions import Action
 from grants.models import AuditEvent, ScopeUserGrant
 from incidents.models import Incident
+from incidents.services import resolve_incident
 from opsconsole.core.database import database_now
 from repairs.errors import RedriveAnswerInvalid, RedriveStanding
 from repairs.models import ActionState, Redrive, RedriveClass, RedriveItem, RedriveState, RepairAction
-from repairs.redrives.requests import AnswerKind, RedriveAnswer, RedriveChanges, RedrivePace
+from repairs.redrives.requests import AnswerKind, RedriveAnswer, RedriveChanges, RedrivePace, RedriveSelection
 from repairs.redrives.services import (
     cancel_redrive,
     pause_redrive,
@@ -380,3 +381,102 @@ def test_a_paused_redrive_of_which_nothing_is_left_has_ended(cast: Cast) -> None
     fail(outstanding(redrive))
     step(redrive)
     assert (redrive.state, redrive.pause_code, counted(redrive)) == (RedriveState.FINISHED, "", {"failed": 1})
+
+
+def test_a_statement_about_what_has_happened_is_not_one_about_a_later_failure(cast: Cast) -> None:
+    """B6, C13: somebody has looked, then one was tried once more and may have happened: nobody has looked at that."""
+    worker()
+    again, looked_at = letters(2, ambiguous=True)
+    did_not = {RedriveClass.AMBIGUOUS: RedriveAnswer(kind=AnswerKind.DID_NOT_HAPPEN, reference="OPS-7")}
+    redrive = started(cast, answers=did_not)
+    retry_letter(letter_id=again.id, by=cast.ada, key="r", provider_checked=True)
+    fail([RepairAction.objects.get(letter=again)])
+    DeadLetter.objects.filter(id=again.id).update(outcome_class="ambiguous")
+    step(redrive)
+    assert items(redrive) == [("skipped", "ambiguous"), ("planned", "")]
+    assert [action.letter_id for action in outstanding(redrive)] == [looked_at.id]
+    # That twice does no harm stays true, however often it was tried.
+    harmless = {RedriveClass.AMBIGUOUS: RedriveAnswer(kind=AnswerKind.IDEMPOTENT, reference="OPS-8")}
+    second = started(cast, RedriveSelection(letter_ids=(again.id,)), answers=harmless)
+    factories.record(factories.failure(task_id=again.task_id, retries=1))
+    DeadLetter.objects.filter(id=again.id).update(outcome_class="ambiguous")
+    assert step(second).planned == 1
+
+
+def test_a_job_under_repair_is_left_out_whatever_its_own_state_says(cast: Cast) -> None:
+    """The database takes one live repair of a job: a page with such a job must not fail as a whole."""
+    worker()
+    first, second = letters(2)
+    redrive = started(cast)
+    retry_letter(letter_id=first.id, by=cast.ada, key="r")
+    # As a delivery of the job itself leaves it that has failed after its incident was closed.
+    DeadLetter.objects.filter(id=first.id).update(state="open")
+    assert step(redrive).planned == 1
+    assert items(redrive) == [("skipped", "overtaken"), ("planned", "")]
+    assert outstanding(redrive)[0].letter_id == second.id
+
+
+def test_a_canary_that_fails_during_a_pause_is_not_forgotten(cast: Cast) -> None:
+    """C14: the rest follows only once the whole canary has succeeded, or a person was told that it has not."""
+    worker()
+    letters(5)
+    redrive = started(cast, pace=RedrivePace(rate_per_second=100, max_outstanding=100, canary_size=2))
+    step(redrive)
+    pause_redrive(redrive_id=redrive.id, by=cast.ada, key="lunch")
+    actions = outstanding(redrive)
+    fail(actions[:1])
+    succeed(actions[1:])
+    step(redrive)
+    resume_redrive(redrive_id=redrive.id, by=cast.ada, key="back")
+    assert step(redrive).planned == 0
+    assert (redrive.state, redrive.pause_code) == (RedriveState.PAUSED, "canary_failed")
+    resume_redrive(redrive_id=redrive.id, by=cast.ada, key="told")
+    assert (step(redrive).planned, redrive.state) == (3, RedriveState.RUNNING)
+
+
+def test_what_is_closed_without_a_run_is_no_canary_and_no_success(cast: Cast) -> None:
+    """C14: that the first jobs need not run says nothing of how the others will fare."""
+    worker()
+    letters(2, ambiguous=True)
+    letters(12)
+    DeadLetter.objects.filter(outcome_class="ambiguous").update(first_seen_at=database_now() - factories.seconds(900))
+    happened = {RedriveClass.AMBIGUOUS: RedriveAnswer(kind=AnswerKind.ALREADY_HAPPENED, reference="OPS-7")}
+    pace = RedrivePace(rate_per_second=100, max_outstanding=100, canary_size=2, stop_percent=50)
+    redrive = started(cast, pace=pace, answers=happened)
+    step(redrive)
+    assert counted(redrive) == {"succeeded": 2, "waiting": 12}
+    step(redrive)
+    assert (redrive.state, counted(redrive)) == (RedriveState.CANARY, {"succeeded": 2, "planned": 2, "waiting": 10})
+    succeed(outstanding(redrive))
+    assert (step(redrive).planned, redrive.state) == (10, RedriveState.RUNNING)
+
+
+def test_one_that_began_without_a_canary_has_none_after_a_pause(cast: Cast) -> None:
+    worker()
+    letters(20)
+    redrive = started(cast, pace=RedrivePace(rate_per_second=100, max_outstanding=5, canary_size=0))
+    step(redrive)
+    fail(outstanding(redrive)[:1])
+    pause_redrive(redrive_id=redrive.id, by=cast.ada, key="p")
+    resume_redrive(redrive_id=redrive.id, by=cast.ada, key="r", pace=RedrivePace(rate_per_second=100))
+    step(redrive)
+    assert redrive.state == RedriveState.RUNNING
+
+
+def test_jobs_of_an_incident_that_a_person_closes_meanwhile_are_left_out(cast: Cast) -> None:
+    """Whoever has closed it without repairing them wants none of them run; one closed before was chosen as it was."""
+    worker()
+    letters(3)
+    redrive = started(cast, pace=RedrivePace(rate_per_second=100, max_outstanding=1, canary_size=0))
+    step(redrive)
+    incident = Incident.objects.get()
+    resolve_incident(
+        incident_id=incident.id, by=cast.ada, key="close", code="not_worth_it", summary="Too late for these.",
+        unrepaired=incident.unresolved_count,
+    )  # fmt: skip
+    succeed(outstanding(redrive))
+    step(redrive)
+    step(redrive)
+    assert items(redrive) == [("succeeded", ""), ("skipped", "overtaken"), ("skipped", "overtaken")]
+    left = DeadLetter.objects.filter(state="open").values_list("id", flat=True)
+    assert step(started(cast, RedriveSelection(letter_ids=tuple(left)))).planned == 2
