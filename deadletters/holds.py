@@ -75,9 +75,11 @@ def find_hold(operator: Operator, hold_id: UUID) -> Hold:
     scope = Hold.objects.scope(hold_id)
     if scope is not None and scope.tenant == ANY:
         authorise_anywhere(operator, Action.INSPECT)
+        rows = Hold.objects.told_to(operator)
     else:
         authorise_read_of(operator, Action.INSPECT, scope, HoldNotFound())
-    found: Hold | None = Hold.objects.filter(id=hold_id).first()
+        rows = Hold.objects.told_whole()
+    found: Hold | None = rows.filter(id=hold_id).first()
     if found is None:
         raise HoldNotFound
     return found
@@ -89,9 +91,15 @@ def held_letters(hold: Hold) -> DeadLetterQuerySet:
     return held.filter(DeadLetter.objects.is_unresolved()).oldest_first()
 
 
-def count_held(hold: Hold, most: int) -> int:
-    """Return how many those are, counting to one more than ``most`` at the furthest."""
-    (count,) = capped_counts([held_letters(hold)], most)
+def count_held(hold: Hold, most: int, *, seen_by: Operator | None = None) -> int:
+    """Return how many those are, counting to one more than ``most`` at the furthest.
+
+    With ``seen_by``, of a hold of every tenant, those that this operator may inspect.
+    """
+    letters = held_letters(hold)
+    if seen_by is not None and hold.tenant == ANY:
+        letters = letters.filter(id__in=DeadLetter.objects.visible_to(seen_by, Action.INSPECT).values("id"))
+    (count,) = capped_counts([letters], most)
     return count
 
 

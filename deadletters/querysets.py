@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from uuid import UUID
 
 from django.db import models
-from django.db.models import F, Q
+from django.db.models import Case, F, Q, When
 
 from deadletters.search import LETTER_WORDS, named_letters
 from grants.access import holds
@@ -120,8 +120,20 @@ class HoldQuerySet(ScopedQuerySet):
 
         It says why their jobs do not run, and nothing of anybody's jobs.
         """
-        mine = self.visible_to(operator, Action.INSPECT).values("id")
-        return self.filter(Q(id__in=mine) | Q(tenant=ANY)) if holds(operator, Action.INSPECT) else self.none()
+        if not holds(operator, Action.INSPECT):
+            return self.none()
+        return self.told_to(operator).filter(Q(put_aside__isnull=False) | Q(tenant=ANY))
+
+    def told_to(self, operator: Operator) -> HoldQuerySet:
+        """Add ``put_aside``, the count of its letters; None for who may not know of the letters of all its tenants."""
+        mine = self.model.objects.visible_to(operator, Action.INSPECT).values("id")
+        told: HoldQuerySet = self.annotate(put_aside=Case(When(id__in=mine, then=F("letter_count"))))
+        return told
+
+    def told_whole(self) -> HoldQuerySet:
+        """Add ``put_aside`` as ``told_to`` does for who may know of all of them."""
+        told: HoldQuerySet = self.annotate(put_aside=F("letter_count"))
+        return told
 
     def in_force(self, source: str, now: datetime) -> HoldQuerySet:
         """Holds that the workers of a source obey now."""

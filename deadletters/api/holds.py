@@ -81,7 +81,10 @@ class HoldSerializer(serializers.Serializer[Any]):
     ended_at = Moment(allow_null=True)
     released_at = Moment(allow_null=True, help_text="When it was last planned to send on what it had put aside.")
     redrive = serializers.UUIDField(source="redrive_id", allow_null=True, help_text="What sends it on.")
-    letter_count = serializers.IntegerField(help_text="Messages that it has put aside so far.")
+    letter_count = serializers.IntegerField(
+        source="put_aside", allow_null=True,
+        help_text="Messages that it has put aside so far; null for who does not see every tenant of them.",
+    )  # fmt: skip
 
 
 class HoldIncidentSerializer(serializers.Serializer[Any]):
@@ -97,7 +100,7 @@ class HoldIncidentSerializer(serializers.Serializer[Any]):
 class HoldPageSerializer(HoldSerializer):
     """One hold with what it still has put aside."""
 
-    held_count = serializers.IntegerField(help_text=f"Still put aside, counted up to {COUNTED:,}.")
+    held_count = serializers.IntegerField(help_text=f"Still put aside of what one may see, up to {COUNTED:,}.")
     is_capped = serializers.BooleanField(help_text="Whether there are more.")
     incidents = HoldIncidentSerializer(many=True, help_text="Of the tenants that one may see.")
 
@@ -201,7 +204,7 @@ class HoldEnd(OpsView):
 def hold_page(operator: Operator, hold_id: UUID) -> Hold:
     """Return a hold with what ``HoldPageSerializer`` shows beside its row; raises ``HoldNotFound``, audited."""
     hold: Any = holds.find_hold(operator, hold_id)
-    counted = holds.count_held(hold, COUNTED)
+    counted = holds.count_held(hold, COUNTED, seen_by=operator)
     hold.held_count, hold.is_capped = min(counted, COUNTED), counted > COUNTED
     hold.incidents = holds.incidents_of_hold(operator, hold)
     found: Hold = hold

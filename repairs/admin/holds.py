@@ -147,8 +147,8 @@ class HoldAdmin(OperatorAdmin):
         return Cell(pills=[Pill(text=text, kind=kind)])
 
     @admin.display(description="Put aside")
-    def put_aside(self, row: Hold) -> str:
-        return thousands(row.letter_count)
+    def put_aside(self, row: Any) -> str:
+        return "–" if row.put_aside is None else thousands(row.put_aside)
 
     @admin.display(description="Tenant")
     def tenant(self, row: Hold) -> str:
@@ -175,14 +175,14 @@ class HoldAdmin(OperatorAdmin):
             self.require_held(request)
             return find_hold(operator_of(request), hold_id)
         require_readable(request, Action.INSPECT, scope)
-        found: Hold = Hold.objects.get(id=hold_id)
+        found: Hold = Hold.objects.told_whole().get(id=hold_id)
         return found
 
     def page_view(self, request: HttpRequest, object_id: UUID) -> HttpResponse:
         """Answer with one hold: what it holds, how much it has put aside, and what was done about it."""
         hold = self.visible(request, object_id)
         words, tone = STATE_PILLS[HoldState(hold.state)]
-        waiting = count_held(hold, MOST_COUNTED)
+        waiting = count_held(hold, MOST_COUNTED, seen_by=operator_of(request))
         site = self.admin_site.name
         context = self.page_context(
             request,

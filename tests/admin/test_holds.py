@@ -154,3 +154,14 @@ def test_the_incident_of_a_hold_speaks_of_jobs_on_hold_and_of_no_failure(cast: C
     assert "Put aside, not run" in page
     assert "final failure" not in page
     assert "more failure" not in page
+
+
+def test_a_hold_of_every_tenant_shows_each_only_what_is_theirs(cast: Cast, sign_in: SignIn) -> None:
+    hold_id = placed_hold(cast.ada, tenant=ANY)
+    for tenant in ("default", "default", "t-b"):
+        held_letter(hold_id, tenant=tenant)
+    theirs = text_of(sign_in(cast.bram).get(f"/ops/holds/{hold_id}/").content.decode())
+    assert "Still aside 1" in theirs
+    assert "in all" not in theirs
+    whole = text_of(sign_in(cast.ada).get(f"/ops/holds/{hold_id}/").content.decode())
+    assert "Put aside 3 in all Still aside 3" in whole

@@ -187,3 +187,17 @@ def test_a_change_of_what_has_moved_on_is_refused_with_what_is_there_now(ada: Ap
     assert refused["ETag"] == f'"{hold_id}:{current["version"]}"'
     assert not Redrive.objects.exists()
     assert ada.post(f"{path}/{name}", body, If_Match=refused["ETag"]).status_code in (200, 201)
+
+
+def test_a_hold_of_every_tenant_tells_nobody_how_much_of_others_it_has_put_aside(
+    ada: Api, bram: Api, cast: Cast
+) -> None:
+    """It says why one's own jobs do not run, and nothing of anybody else's."""
+    hold_id = placed_hold(cast.ada, tenant="*")
+    for tenant in ("default", "default", "t-b"):
+        held_letter(hold_id, tenant=tenant)
+    whole, part = ada.get(f"holds/{hold_id}").json(), bram.get(f"holds/{hold_id}").json()
+    assert (whole["letter_count"], whole["held_count"], len(whole["incidents"])) == (3, 3, 2)
+    assert (part["letter_count"], part["held_count"], len(part["incidents"])) == (None, 1, 1)
+    assert [row["letter_count"] for row in bram.rows("holds")] == [None]
+    assert [row["letter_count"] for row in ada.rows("holds")] == [3]

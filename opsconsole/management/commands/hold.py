@@ -108,7 +108,7 @@ class Command(OperationsCommand):
             ("id", lambda hold: hold.id),
             ("state", lambda hold: hold.state),
             ("ends", lambda hold: hold.ends_at),
-            ("put aside", lambda hold: hold.letter_count),
+            ("put aside", lambda hold: "" if hold.put_aside is None else hold.put_aside),
             ("by", lambda hold: hold.placed_by_name),
             ("what", lambda hold: hold.words),
             ("reason", lambda hold: hold.reason),
@@ -183,6 +183,7 @@ def _ahead(end: timedelta | datetime) -> datetime:
 
 def _describe(hold: Hold) -> list[str]:
     held: Any = hold
+    in_all = "" if held.put_aside is None else f"{held.put_aside}, of which "
     return facts(
         (
             ("hold", hold.id),
@@ -194,7 +195,7 @@ def _describe(hold: Hold) -> list[str]:
             ("placed", hold.placed_at),
             ("ends", hold.ends_at),
             ("ended by", hold.ended_by_name),
-            ("put aside", f"{hold.letter_count}, of which {held.held_count}{'+' if held.is_capped else ''} still are"),
+            ("put aside", f"{in_all}{held.held_count}{'+' if held.is_capped else ''} still are"),
             ("sent on by", hold.redrive_id),
         )
     )
