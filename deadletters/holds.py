@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 
 from deadletters import conf
 from deadletters.errors import HoldNotFound
@@ -35,7 +35,7 @@ from opsconsole.jobs.tokens import job_id_of
 
 MOST_INCIDENTS = 50
 COMPARED_PAYLOADS = 2_000
-"""Due jobs of one kind whose payload a dispatcher compares with that of a hold."""
+"""Due jobs whose payload a dispatcher compares with that of a hold: more than it takes at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,14 +137,15 @@ def payload_hash_of(letter: DeadLetter) -> str | None:
 def ledger_jobs_on_hold(source: str) -> Q | None:
     """Return the condition on jobs of the ledger that says which are not to be dispatched; None if no hold is in force.
 
-    What an operator has put back passes, like the message of a repair. A payload is compared here, for as many due jobs
-    of its kind as can be looked at: a message of the ledger's names its job and holds none.
+    What an operator has put back passes, like the message of a repair. A payload is compared here: a message of the
+    ledger's names its job and holds none.
     """
     found = list(Hold.objects.in_force(source, database_now()).order_by("id"))
     if not found:
         return None
     condition = Q(pk__in=[])
-    for hold in found:
+    # Payloads last: those that are held in any case need not be compared, and must not take the place of others.
+    for hold in sorted(found, key=lambda hold: bool(hold.payload_hash)):
         parts = {"tenant": "" if hold.tenant == ANY else hold.tenant, "kind": hold.job_type, "queue": hold.queue}
         one = Q(repair_id__isnull=True, **{name: value for name, value in parts.items() if value})
         if hold.task_id:
@@ -153,11 +154,26 @@ def ledger_jobs_on_hold(source: str) -> Q | None:
                 continue
             one &= Q(id=job_id)
         if hold.payload_hash:
-            due = Job.objects.filter(one, source=source, state__in=DUE).order_by("available_at", "id")
-            payloads = due.values_list("id", "payload")[:COMPARED_PAYLOADS]
-            one = Q(id__in=[key for key, text in payloads if _hash_of_job(text) == hold.payload_hash])
+            waiting = Job.objects.filter(one, source=source, state__in=DUE).exclude(condition)
+            one &= Q(payload__in=_texts_alike(waiting, hold.payload_hash))
         condition |= one
     return condition
+
+
+def _texts_alike(waiting: QuerySet[Job], wanted: str) -> list[str]:
+    """Return how payloads with this hash are stored, in the jobs that come next; then the database finds the others.
+
+    There is one way, or as many as there are of writing the same payload. More jobs are compared than a dispatcher
+    takes at once, and those that are alike do not count, however many wait already.
+    """
+    texts: list[str] = []
+    while True:
+        rows = waiting.exclude(payload__in=texts).order_by("available_at", "id")
+        compared = set(rows.values_list("payload", flat=True)[:COMPARED_PAYLOADS])
+        alike = [text for text in compared if _hash_of_job(text) == wanted]
+        if not alike:
+            return texts
+        texts += alike
 
 
 def _hash_of_job(payload: str) -> str:

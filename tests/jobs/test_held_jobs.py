@@ -10,6 +10,7 @@ import pytest
 
 from deadletters.holds import ledger_jobs_on_hold, payload_hash_of
 from deadletters.journal.events import Ended, EndState
+from deadletters.journal.holds import payload_hash
 from deadletters.models import DeadLetter, Hold, TaskMinute
 from deadletters.services import HoldTarget, end_hold
 from opsconsole.core.clock import boot_now, wall_now
@@ -110,3 +111,15 @@ def test_a_job_that_an_operator_has_put_back_passes(cast: Cast) -> None:
     held = ledger_jobs_on_hold("default")
     (one,) = ledger.take_due(source="default", owner="one", limit=10, held=held)
     assert (one.job_id, one.repair_id is not None) == (job.id, True)
+
+
+def test_a_payload_is_held_however_many_that_are_alike_wait_already(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that wait on hold must not use up the jobs that are compared."""
+    monkeypatch.setattr("deadletters.holds.COMPARED_PAYLOADS", 2)
+    for number in (1, 1, 1, 2):
+        last = new_job(payload={"number": number})
+    hold(cast, job_type="test_plain", payload_hash=payload_hash([], {"number": 1}))
+    assert taken() == [last.id]
+    assert taken() == []
