@@ -7,9 +7,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 from uuid import UUID
 
+from django.db.models import Exists, OuterRef
+
 from deadletters.errors import HoldNotFound
 from deadletters.holds import held_letters
 from deadletters.models import Hold, LetterState
+from deadletters.querysets import DeadLetterQuerySet
 from deadletters.services import check_hold_version
 from grants import audit
 from grants.access import authorise
@@ -21,7 +24,7 @@ from grants.service import service
 from grants.targets import authorise_target
 from opsconsole.core.errors import InvalidInput
 from repairs.errors import RedriveEmpty, SelectionDrifted
-from repairs.models import Redrive
+from repairs.models import ItemState, Redrive, RedriveItem
 from repairs.redrives.judging import judge_page
 from repairs.redrives.requests import LONGEST_REASON, RedrivePace
 from repairs.redrives.services import AT_ONCE, RedriveMutation, freeze_redrive
@@ -95,10 +98,11 @@ def _release(
     if replay is not None:
         return replay
     held = held_letters(Hold.objects.get(id=hold_id))
-    places = list(held.order_by("tenant", "source").values_list("tenant", "source").distinct()[:MOST_PLACES])
-    if not places:
-        raise RedriveEmpty
+    found = held.count()
+    if expected_count is not None and found != expected_count:
+        raise SelectionDrifted(expected=expected_count, found=found)
     made = []
+    places = _places(held)
     for tenant, source in places:
         resource = Resource(tenant=tenant)
         made.append(
@@ -110,8 +114,8 @@ def _release(
             )
         )  # fmt: skip
     total = sum(one.total for one in made)
-    if expected_count is not None and total != expected_count:
-        raise SelectionDrifted(expected=expected_count, found=total)
+    if expected_count is not None and total > expected_count:
+        raise SelectionDrifted(expected=expected_count, found=total)  # put aside while they were frozen
     # After the letters that the items point to: whoever puts messages aside locks those before the hold.
     hold = Hold.objects.lock(hold_id)
     # Of two with one key at once, the second has waited for the redrive of the first.
@@ -131,6 +135,19 @@ def _release(
         reason=reason, key=key, digest=digest, at=hold.locked_at,
     )  # fmt: skip
     return HoldRelease(hold_id=hold_id, redrives=tuple(made), event_id=event.id)
+
+
+def _places(held: DeadLetterQuerySet) -> list[tuple[str, str]]:
+    """Return the tenants and sources of which a hold has put aside what nobody sends on yet.
+
+    If there are none, one is returned all the same whose redrive says so. Raises ``RedriveEmpty``.
+    """
+    sent_on = RedriveItem.objects.filter(letter=OuterRef("pk"), state__in=(ItemState.WAITING, ItemState.PLANNED))
+    for letters in (held.filter(~Exists(sent_on)), held):
+        rows = letters.order_by("tenant", "source").values_list("tenant", "source").distinct()
+        if places := list(rows[:MOST_PLACES]):
+            return places
+    raise RedriveEmpty
 
 
 def _replayed(hold_id: UUID, *, by: Operator, key: str, digest: str) -> HoldRelease | None:

@@ -201,3 +201,17 @@ def test_a_hold_of_every_tenant_tells_nobody_how_much_of_others_it_has_put_aside
     assert (part["letter_count"], part["held_count"], len(part["incidents"])) == (None, 1, 1)
     assert [row["letter_count"] for row in bram.rows("holds")] == [None]
     assert [row["letter_count"] for row in ada.rows("holds")] == [3]
+
+
+def test_what_is_sent_on_already_keeps_no_other_tenant_waiting(
+    ada: Api, cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One request makes so many redrives at most; the next makes those of the tenants that are left."""
+    monkeypatch.setattr("repairs.releases.MOST_PLACES", 1)
+    hold_id = placed_hold(cast.ada, tenant="*")
+    held_letter(hold_id)
+    held_letter(hold_id, tenant="t-b")
+    for _ in range(2):
+        assert ada.post(f"holds/{hold_id}/release", {"expected_count": 2}).status_code == 201
+    assert sorted(Redrive.objects.values_list("tenant", "total_count")) == [("default", 1), ("t-b", 1)]
+    problem(ada.post(f"holds/{hold_id}/release"), 409, "redrive_exists")
