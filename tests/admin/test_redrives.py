@@ -229,6 +229,6 @@ def test_every_reason_to_pause_has_words_and_a_line_in_the_guide() -> None:
     table = guide.partition("| `pause_code` |")[2].partition("\n\n")[0]
     told = set(re.findall(r"`(\w+)`", "\n".join(line.split("|")[1] for line in table.splitlines()[2:])))
     assert told == set(PAUSE_WORDS)
-    stopped = Redrive(pause_code="too_many_failed", pause_text="2 of 10 failed.")
+    stopped = Redrive(pause_code="too_many_failed", pause_text="2 of 10 failed.", paused_by_name="")
     assert pause_words(stopped) == "too many jobs have failed: 2 of 10 failed."
     assert pause_words(Redrive(pause_code="operator", pause_text="lunch", paused_by_name="ada")) == "by ada: lunch"
