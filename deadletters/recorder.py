@@ -421,7 +421,9 @@ class _Recording:
         self.changed.add(target.id)
         letter.incident = target
         letter.episode = target.episode
-        letter.state = LetterState.HELD if failure.is_held else LetterState.OPEN
+        if failure.is_failed_repair or letter.state != LetterState.RETRYING:
+            # One whose repair is out still waits for its answer, and nobody may begin another.
+            letter.state = LetterState.HELD if failure.is_held else LetterState.OPEN
         letter.hold_id = failure.hold_id
         letter.closed_at = None
         # A discarded letter has no message any more; the new delivery brought it again.

@@ -316,7 +316,10 @@ def _judge(judge: Judge, redrive_id: UUID, positions: Sequence[int]) -> list[tup
     verdicts: list[tuple[int, Verdict]] = []
     unread: list[tuple[int, UUID]] = []
     for position, letter_id in items:
-        row = rows[letter_id]
+        row = rows.get(letter_id)
+        if row is None:
+            verdicts.append((position, Verdict(RedriveClass.NOT_CAPTURED, "it has been removed")))
+            continue
         verdict = judge.of(row, key_id=row.message__key_id, jobs=jobs)
         if not row.arguments and not verdict.is_blocked and not row.task_id.startswith("job:"):
             unread.append((len(verdicts), letter_id))

@@ -131,6 +131,7 @@ class _Page:
         )
         self.capabilities: dict[Resource, Capability | None] = {}
         self.incidents: dict[UUID, Incident] = {}
+        self.gone: set[UUID] = set()
         self.outcome = Planned()
 
     def plan(self, count: int) -> Planned:
@@ -152,6 +153,9 @@ class _Page:
         probes: list[int] = []
         for item in items:
             letter = letters.get(item.letter_id)
+            if item.letter_id in self.gone:
+                self._end(item, ItemState.SKIPPED, RedriveClass.NOT_CAPTURED.value, "it has been removed")
+                continue
             if letter is None:
                 continue  # it has moved to another incident since; the next step locks that one
             if letter.id in repaired:
@@ -202,7 +206,9 @@ class _Page:
         self.incidents = Incident.objects.lock_many(sorted(incident_ids))
         for incident in self.incidents.values():
             incident.locked_at = self.now
-        found = locked(rows.order_by("id")).values_list(*_LETTER, named=True)
+        found = list(locked(rows.order_by("id")).values_list(*_LETTER, named=True))
+        # Retention may remove one while it is being frozen, which neither of the two sees of the other.
+        self.gone = set(letter_ids) - {letter.id for letter in found}
         return {letter.id: letter for letter in found if letter.incident_id in self.incidents}
 
     def _under_repair(self, letter_ids: Iterable[UUID]) -> set[UUID]:

@@ -12,7 +12,7 @@ from grants.models import AuditEvent, ScopeUserGrant
 from incidents.models import Incident
 from incidents.services import resolve_incident
 from opsconsole.core.database import database_now
-from repairs.errors import RedriveAnswerInvalid, RedriveStanding
+from repairs.errors import JobOvertaken, RedriveAnswerInvalid, RedriveStanding
 from repairs.models import ActionState, Redrive, RedriveClass, RedriveItem, RedriveState, RepairAction
 from repairs.redrives.requests import AnswerKind, RedriveAnswer, RedriveChanges, RedrivePace, RedriveSelection
 from repairs.redrives.services import (
@@ -480,3 +480,32 @@ def test_jobs_of_an_incident_that_a_person_closes_meanwhile_are_left_out(cast: C
     assert items(redrive) == [("succeeded", ""), ("skipped", "overtaken"), ("skipped", "overtaken")]
     left = DeadLetter.objects.filter(state="open").values_list("id", flat=True)
     assert step(started(cast, RedriveSelection(letter_ids=tuple(left)))).planned == 2
+
+
+def test_a_job_that_retention_has_removed_is_left_out_and_the_redrive_ends(cast: Cast) -> None:
+    worker()
+    first, second = letters(2)
+    redrive = started(cast)
+    RedriveItem.objects.filter(letter=first).update(letter_id=uuid4())
+    step(redrive)
+    assert items(redrive) == [("skipped", "not_captured"), ("planned", "")]
+    assert outstanding(redrive)[0].letter_id == second.id
+
+
+def test_a_job_that_fails_again_while_its_repair_is_out_and_its_incident_is_closed_stays_under_repair(
+    cast: Cast,
+) -> None:
+    """Its own delivery came once more: it is unresolved again, and a second repair of it is refused as overtaken."""
+    worker()
+    letter = factories.dead_letter()
+    retry_letter(letter_id=letter.id, by=cast.ada, key="r")
+    resolve_incident(
+        incident_id=letter.incident_id, by=cast.ada, key="c", code="not_worth_it", summary="Enough.", unrepaired=1
+    )
+    factories.record(factories.failure(task_id=letter.task_id, retries=1))
+    assert letter_states([letter.id]) == ["retrying"]
+    assert Incident.objects.get().unresolved_count == 1
+    with pytest.raises(JobOvertaken):
+        retry_letter(letter_id=letter.id, by=cast.ada, key="again")
+    succeed([RepairAction.objects.get()])
+    assert (letter_states([letter.id]), Incident.objects.get().state) == (["repaired"], "resolved")
