@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 from uuid import UUID
 
+from django.db import transaction
 from django.db.models import Exists, OuterRef
 
 from deadletters.errors import HoldNotFound
@@ -121,6 +122,8 @@ def _release(
     # Of two with one key at once, the second has waited for the redrive of the first.
     replay = _replayed(hold_id, by=by, key=key, digest=digest)
     if replay is not None:
+        # It may have found other places than the first, which sent on those of the request.
+        transaction.set_rollback(True)
         return replay
     check_hold_version(hold, version)
     hold.release(redrive_id=made[0].redrive_id, at=hold.locked_at)

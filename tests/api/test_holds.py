@@ -12,6 +12,7 @@ from deadletters.models import DeadLetter, Hold
 from grants.actions import Action
 from grants.models import AuditEvent, ScopeUserGrant
 from opsconsole.core.database import database_now
+from repairs import releases
 from repairs.models import Redrive
 from repairs.redrives.services import start_redrive
 from tests.api.client import Api, problem
@@ -207,7 +208,7 @@ def test_what_is_sent_on_already_keeps_no_other_tenant_waiting(
     ada: Api, cast: Cast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One request makes so many redrives at most; the next makes those of the tenants that are left."""
-    monkeypatch.setattr("repairs.releases.MOST_PLACES", 1)
+    monkeypatch.setattr(releases, "MOST_PLACES", 1)
     hold_id = placed_hold(cast.ada, tenant="*")
     held_letter(hold_id)
     held_letter(hold_id, tenant="t-b")
@@ -215,3 +216,19 @@ def test_what_is_sent_on_already_keeps_no_other_tenant_waiting(
         assert ada.post(f"holds/{hold_id}/release", {"expected_count": 2}).status_code == 201
     assert sorted(Redrive.objects.values_list("tenant", "total_count")) == [("default", 1), ("t-b", 1)]
     problem(ada.post(f"holds/{hold_id}/release"), 409, "redrive_exists")
+
+
+def test_two_with_one_key_at_once_send_on_what_one_does(ada: Api, cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A9: the second has looked for a receipt before the first had written it, and finds what the first has left."""
+    monkeypatch.setattr(releases, "MOST_PLACES", 1)
+    hold_id = placed_hold(cast.ada, tenant="*")
+    held_letter(hold_id)
+    held_letter(hold_id, tenant="t-b")
+    first = ada.post(f"holds/{hold_id}/release", key="K")
+    look, looks = releases._replayed, iter([False])
+    monkeypatch.setattr(
+        releases, "_replayed", lambda *args, **named: look(*args, **named) if next(looks, True) else None
+    )
+    second = ada.post(f"holds/{hold_id}/release", key="K")
+    assert second.json() == {**first.json(), "idempotent_replay": True}
+    assert [one.tenant for one in Redrive.objects.all()] == ["default"]
