@@ -293,13 +293,18 @@ class Relay(threading.Thread):
             changes = changes_of(redrive) if redrive is not None else None
             return repair_message(action, open_letter_message(action.letter), changes)
         except (OpsError, NotPatchable, SealError) as refusal:
-            if redrive is not None:
-                with GATE:
-                    fail_unsent(repair_id=action.id, owner=self.owner, text=str(refusal))
-                return None
+            text = str(refusal)
+        except Exception as error:
+            # A bug of ours about one message must not keep all the others of this source from being sent.
+            logger.exception("the message of repair %s cannot be made", action.id)
+            text = f"its message cannot be made: {type(error).__name__}"
+        if redrive is not None:
+            with GATE:
+                fail_unsent(repair_id=action.id, owner=self.owner, text=text)
+        else:
             # The key or the message went away after planning; it may come back, and the letter shows why it waits.
-            self._release([action], error=str(refusal), delay=timedelta(seconds=LONGEST_BACKOFF_SECONDS))
-            return None
+            self._release([action], error=text, delay=timedelta(seconds=LONGEST_BACKOFF_SECONDS))
+        return None
 
     def _pause_redrives(self, actions: list[RepairAction], trouble: str) -> None:
         """Pause what the broker does not take: when it comes back, somebody looks before thousands go out."""

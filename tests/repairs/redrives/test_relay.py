@@ -15,6 +15,7 @@ from deadletters.models import SealedMessage, WorkerNode
 from grants.models import AuditEvent
 from opsconsole.core.outbox import Outbox, Outgoing
 from opsconsole.core.publishing import Published, not_sent
+from repairs import relay
 from repairs.models import RedriveState, RepairAction
 from repairs.redrives.changing import NotPatchable, changed_keywords
 from repairs.redrives.requests import RedriveChanges, RedrivePace
@@ -202,3 +203,25 @@ def test_a_message_that_no_broker_takes_fails_alone(
     step(redrive)
     assert redrive.state == RedriveState.FINISHED
     assert items(redrive) == [("failed", "cannot_be_sent")] * 2
+
+
+def test_a_message_that_we_fail_to_make_keeps_no_other_from_being_sent(
+    app: Celery, cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker()
+    first, second = letters(2)
+    redrive = started(cast)
+    step(redrive)
+    make = relay.repair_message
+
+    def fails_for_one(action: RepairAction, *args: Any) -> Outgoing:
+        if action.letter_id == first.id:
+            raise KeyError("what nobody has thought of")
+        return make(action, *args)
+
+    monkeypatch.setattr(relay, "repair_message", fails_for_one)
+    send(app)
+    step(redrive)
+    assert items(redrive) == [("failed", "cannot_be_sent"), ("planned", "")]
+    assert RepairAction.objects.get(letter=second).state == "sent"
+    assert "nobody" not in RepairAction.objects.get(letter=first).error_text
