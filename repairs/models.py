@@ -384,7 +384,6 @@ class RedriveItem(models.Model):
     code = models.CharField(max_length=64, db_default="")
     detail = models.CharField(max_length=300, db_default="")
     is_behind = models.BooleanField(db_default=False)
-    is_canary = models.BooleanField(db_default=False)
     repair = models.ForeignKey(
         RepairAction,
         null=True,

@@ -322,7 +322,7 @@ class RedriveItemSerializer(serializers.Serializer[Any]):
     state = serializers.ChoiceField(choices=ItemState.values)
     code = serializers.CharField(help_text="Why it was left out, has failed or was cancelled.")
     detail = serializers.CharField()
-    is_canary = serializers.BooleanField()
+    is_canary = serializers.BooleanField(help_text="Whether it was sent as a single attempt, before the rest.")
     repair = serializers.UUIDField(source="repair_id", allow_null=True)
     settled_at = Moment(allow_null=True)
 
@@ -332,7 +332,8 @@ class RedriveItemSerializer(serializers.Serializer[Any]):
         return {**super().get_fields(), "class": field}
 
     def to_representation(self, instance: Any) -> dict[str, Any]:
-        """Return the item with its concerns as a list."""
+        """Return the item with its concerns as a list, and with what its repair says of it."""
+        instance.is_canary = instance.repair is not None and instance.repair.is_single_attempt
         instance.concerned = [name for name in instance.concerns.split(",") if name]
         return super().to_representation(instance)
 

@@ -167,7 +167,6 @@ class Migration(migrations.Migration):
                 ('code', models.CharField(db_default='', max_length=64)),
                 ('detail', models.CharField(db_default='', max_length=300)),
                 ('is_behind', models.BooleanField(db_default=False)),
-                ('is_canary', models.BooleanField(db_default=False)),
                 ('settled_at', models.DateTimeField(null=True)),
                 ('letter', models.ForeignKey(db_constraint=False, db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='redrive_items', to='ops_deadletters.deadletter')),
                 ('redrive', models.ForeignKey(db_constraint=False, db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='items', to='ops_repairs.redrive')),

@@ -12,10 +12,12 @@ from grants.actions import Action
 from grants.models import AuditEvent
 from repairs.models import Redrive, RedriveItem
 from repairs.redrives import services
+from repairs.redrives.requests import RedrivePace
 from tests.api.client import Api, problem
 from tests.api.situations import planned_redrive, worker_node
 from tests.cast import Cast, give
 from tests.factories import dead_letter, failure, record
+from tests.repairs.redrives.work import step, worker
 
 FILTER = {"tenant": "default", "source": "tests"}
 
@@ -161,6 +163,17 @@ def test_each_job_has_its_class_and_its_result(ada: Api, cast: Cast) -> None:
     assert [row["position"] for row in ada.get(first.json()["next"]).json()["results"]] == [1]
     problem(ada.get(path, {"class": "unsafe"}), 400, "invalid_input")
     problem(ada.get(path, {"state": "lost"}), 400, "invalid_input")
+
+
+def test_the_items_tell_which_jobs_were_the_canary(ada: Api, cast: Cast) -> None:
+    worker()
+    jobs = [dead_letter(ago=9.0 - number) for number in range(2)]
+    pace = RedrivePace(canary_size=1)
+    redrive_id = planned_redrive(cast.ada, *jobs, pace=pace)
+    services.start_redrive(redrive_id=redrive_id, by=cast.ada, key="s")
+    step(Redrive.objects.get(id=redrive_id))
+    rows = ada.rows(f"redrives/{redrive_id}/items")
+    assert [(row["position"], row["is_canary"]) for row in rows] == [(2, False), (1, True)]
 
 
 def test_its_list_is_narrowed_by_state_tenant_source_and_incident(ada: Api, cast: Cast) -> None:
