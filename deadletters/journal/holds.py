@@ -148,8 +148,10 @@ class HoldBook:
         data = self._show(listed)
         if self.path is not None:
             _replace(self.path, data)
-        self.last_known.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _replace(self.last_known, data)
+        if listed or self.last_known.exists():
+            # A host on which nothing was ever held has no such file.
+            self.last_known.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _replace(self.last_known, data)
         self._kept = listed
 
     def _by_one_clock(self, rules: Iterable[HoldRule]) -> tuple[HoldRule, ...]:

@@ -133,6 +133,16 @@ def book(tmp_path: Path) -> HoldBook:
     return HoldBook(tmp_path / "holds.json", last_known_path(tmp_path, "tests"))
 
 
+def test_a_host_on_which_nothing_was_ever_held_keeps_no_file_of_it(tmp_path: Path) -> None:
+    last_known = last_known_path(tmp_path, "tests")
+    book = HoldBook(None, last_known)
+    book.put([])
+    assert not last_known.exists()
+    book.put([rule(id="a")])
+    book.put([])
+    assert json.loads(last_known.read_bytes()) == []
+
+
 def message(**values: Any) -> Message:
     known: dict[str, Any] = {
         "tenant": "default", "task": "shop.send_mail", "queue": "mail", "task_id": "t-1",
