@@ -93,7 +93,7 @@ def steady_late(*, number: int) -> None:
 def retries_on(self: Any, *, number: int) -> None:
     """A job of whose attempts each asks for another one."""
     note()
-    raise self.retry(exc=KeyError("stock"), countdown=0.5)
+    raise self.retry(exc=KeyError("stock"), countdown=1.5)
 
 
 @shared_task(name="e2e.slow")
