@@ -4,6 +4,10 @@ kombu writes a message under its final name, so a worker can take one that is ha
 a minute of a busy start); and it removes a message when it is taken, so a killed worker loses all that it held. Here a
 message gets its name when it is complete, and a taken one lies in a folder of the process that holds it until it is
 acknowledged; what a dead process has left is put back. For one host: the locks mean nothing on a network disk.
+
+Unlike kombu's it works with a worker's event loop. Without one, the processes of a pool share a single pipe for their
+results, and whichever was killed with the pipe's lock in its hands, as a time limit kills, left all others waiting for
+ever. With one, Celery gives each process pipes of its own.
 """
 
 from __future__ import annotations
@@ -14,9 +18,10 @@ import logging
 import os
 import re
 import shutil
+import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty
@@ -28,11 +33,12 @@ from kombu.transport import filesystem, virtual
 from kombu.transport.filesystem import exchange_queue_t
 from kombu.utils.json import dumps, loads
 
-from opsconsole.core import pool_children
-
 logger = logging.getLogger(__name__)
 
 LOOK_FOR_DEAD_SECONDS = 5.0
+MOST_AT_ONCE = 100
+"""So many messages are taken before the event loop attends to the pool again."""
+
 _LOCK = ".lock"
 _UNFINISHED = "."  # names that begin with it belong to no queue
 _AGAIN = "-again"
@@ -82,6 +88,7 @@ class QoS(virtual.QoS):
     def ack(self, delivery_tag: str) -> None:
         super().ack(delivery_tag)
         self.channel.drop(delivery_tag)
+        self.channel.look_again()
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         if requeue:
@@ -89,6 +96,7 @@ class QoS(virtual.QoS):
         else:
             self.channel.drop(delivery_tag)
         super().ack(delivery_tag)
+        self.channel.look_again()
 
     def restore_unacked(self) -> None:
         self._flush()  # type: ignore[attr-defined]
@@ -102,6 +110,7 @@ class Channel(filesystem.Channel):
     """Queues are the messages in one folder whose names end in the queue's."""
 
     QoS = QoS
+    connection: Any  # a transport, or None once this is closed
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -177,6 +186,16 @@ class Channel(filesystem.Channel):
             self.drop(str(message.delivery_tag))
         return message
 
+    @property
+    def is_full(self) -> bool:
+        """Whether messages may wait here that are not taken before others are acknowledged."""
+        return bool(self._consumers) and not self.qos.can_consume()
+
+    def look_again(self) -> None:
+        """Have the next message taken at once, where this one's acknowledgement was waited for."""
+        if self.connection is not None:
+            self.connection.look_if_full()
+
     def _look_for_dead(self) -> None:
         now = time.monotonic()
         if now - self._looked_at < LOOK_FOR_DEAD_SECONDS:
@@ -239,17 +258,87 @@ class Channel(filesystem.Channel):
         return Path(self.control_folder) / f"{exchange}.exchange"
 
 
+class _Bell:
+    """Has an event loop look for messages: every so many seconds, and at once when rung, from whichever thread.
+
+    Looking is left to a reader, not done by the timer, since the loop only logs what a timer's function raises, and a
+    worker that is being stopped runs its timers in another thread.
+    """
+
+    def __init__(self, loop: Any, look: Callable[[], None], *, every_seconds: float) -> None:
+        self._loop = loop
+        self._look = look
+        self._heard, self._rung = socket.socketpair()
+        for end in (self._heard, self._rung):
+            end.setblocking(False)
+        loop.add_reader(self._heard.fileno(), self._answer)
+        self._repeated = loop.call_repeatedly(every_seconds, self.ring)
+        self.ring()
+
+    def ring(self) -> None:
+        with contextlib.suppress(OSError):  # it is full: it has been rung; or closed
+            self._rung.send(b"!")
+
+    def _answer(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._heard.recv(4096)
+        self._look()
+
+    def close(self) -> None:
+        self._repeated.cancel()
+        # Before it is closed: the pool's processes have it open too, so that the loop would go on hearing it.
+        if self._heard.fileno() in self._loop.readers:
+            self._loop.remove_reader(self._heard.fileno())
+        self._heard.close()
+        self._rung.close()
+
+
 class Transport(filesystem.Transport):
     """What the setting ``CELERY_BROKER_TRANSPORT`` names."""
 
     Channel = Channel
+    implements = filesystem.Transport.implements.extend(asynchronous=True)
+    channels: Any
+    cycle: Any
+    polling_interval: float
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
-        # Only without an event loop, as here, do threads of the pool fork its children.
-        pool_children.connect()
         # kombu shares what it believes to be bound between all connections of a process, wherever their folders are.
         self.state = virtual.BrokerState()
+        self._bell: _Bell | None = None
+        self._is_full = False
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        """Look for messages every ``polling_interval`` seconds for as long as the connection is open."""
+        self.unregister_from_event_loop(connection, loop)
+        self._bell = _Bell(loop, self._look, every_seconds=self.polling_interval)
+
+    def unregister_from_event_loop(self, connection: Any, loop: Any) -> None:  # noqa: ARG002
+        bell, self._bell = self._bell, None
+        if bell is not None:
+            bell.close()
+
+    def close_connection(self, connection: Any) -> None:
+        self.unregister_from_event_loop(connection, None)
+        super().close_connection(connection)
+
+    def look_if_full(self) -> None:
+        """Look for messages as soon as the event loop can, if the last look ended because no more were wanted."""
+        if self._is_full and self._bell is not None:
+            self._is_full = False
+            self._bell.ring()
+
+    def _look(self) -> None:
+        self._is_full = False
+        for _ in range(MOST_AT_ONCE):
+            try:
+                self.cycle.get(self._deliver)
+            except Empty:
+                self._is_full = any(channel.is_full for channel in self.channels)
+                return
+        if self._bell is not None:
+            self._bell.ring()
 
 
 def _put_back(path: Path, queues: Path) -> None:

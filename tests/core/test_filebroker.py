@@ -9,12 +9,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kombu import Connection, Queue
+from kombu import Connection, Message, Queue
+from kombu.asynchronous import Hub
 from kombu.exceptions import ChannelError
 
 from opsconsole.core import filebroker
@@ -23,13 +25,13 @@ ROOT = Path(__file__).parents[2]
 QUEUE = "jobs.of-one"
 
 
-def connect(folder: Path) -> Connection:
+def connect(folder: Path, *, polling_interval: float = 0.01) -> Connection:
     (folder / "messages").mkdir(exist_ok=True)
     options = {
         "data_folder_in": str(folder / "messages"),
         "data_folder_out": str(folder / "messages"),
         "control_folder": str(folder / "control"),
-        "polling_interval": 0.01,
+        "polling_interval": polling_interval,
     }
     return Connection(
         "filesystem://localhost", transport="opsconsole.core.filebroker:Transport", transport_options=options
@@ -253,3 +255,158 @@ def test_dead_processes_are_looked_for_again_while_running(
     monkeypatch.setattr(filebroker, "LOOK_FOR_DEAD_SECONDS", 0.1)
     time.sleep(0.1)
     assert bodies(broker) == ["one", "two"]
+
+
+# With a worker's event loop
+
+
+NEVER = 3600.0
+
+
+class Listener:
+    """Consumes in an event loop, as a worker does, and keeps what it got."""
+
+    def __init__(self, folder: Path, *, every_seconds: float, prefetch: int = 0) -> None:
+        self.loop = Hub()
+        self.got: list[Message] = []
+        self.broker = connect(folder, polling_interval=every_seconds)
+        self.broker.transport.register_with_event_loop(self.broker.connection, self.loop)
+        self.consumer = self.broker.Consumer([Queue(QUEUE)], on_message=self.got.append)
+        self.consumer.qos(prefetch_count=prefetch)
+        self.consumer.consume()
+        self.loop.call_repeatedly(0.01, lambda: None)  # the loop's own turns, not the broker's, so that tests can look
+
+    def run(self, seconds: float = 0.3, *, until: int = sys.maxsize) -> list[Any]:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and len(self.got) < until:
+            self.loop.run_once()
+        return [message.decode() for message in self.got]
+
+    def close(self) -> None:
+        self.broker.release()
+        self.loop.close()
+
+
+@pytest.fixture
+def listen(tmp_path: Path) -> Iterator[Callable[..., Listener]]:
+    listeners = []
+
+    def start(**options: Any) -> Listener:
+        listeners.append(Listener(tmp_path, **options))
+        return listeners[-1]
+
+    yield start
+    for listener in listeners:
+        listener.close()
+
+
+Listen = Callable[..., Listener]
+
+
+def test_celery_takes_its_event_loop_for_it() -> None:
+    assert filebroker.Transport.implements.asynchronous
+
+
+def test_an_event_loop_delivers_what_comes_in_order(broker: Connection, listen: Listen) -> None:
+    send(broker, "first", "second")
+    listener = listen(every_seconds=0.02)
+    assert listener.run(5, until=2) == ["first", "second"]
+    send(broker, "third")
+    assert listener.run(5, until=3) == ["first", "second", "third"]
+
+
+def test_it_looks_only_as_often_as_it_is_told_to(
+    broker: Connection, listen: Listen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[float] = []
+    look = filebroker.Transport._look
+    monkeypatch.setattr(filebroker.Transport, "_look", lambda self: (looks.append(time.monotonic()), look(self)))
+    listen(every_seconds=0.1).run(0.55)
+    assert 2 <= len(looks) <= 7
+
+
+def test_no_more_is_taken_than_is_wanted_and_the_next_as_soon_as_one_is_acknowledged(
+    broker: Connection, listen: Listen, tmp_path: Path
+) -> None:
+    listener = listen(every_seconds=NEVER, prefetch=2)
+    send(broker, *range(4))
+    assert listener.run() == [0, 1]
+    assert len(list((tmp_path / "messages").iterdir())) == 2
+    listener.got[0].ack()
+    assert listener.run(5, until=3) == [0, 1, 2]
+    # The threads of a pool acknowledge too.
+    thread = threading.Thread(target=listener.got[1].reject)
+    thread.start()
+    thread.join()
+    assert listener.run(5, until=4) == [0, 1, 2, 3]
+
+
+def test_an_acknowledgement_that_nobody_waits_for_is_no_reason_to_look(broker: Connection, listen: Listen) -> None:
+    send(broker, "one")
+    listener = listen(every_seconds=NEVER)
+    assert listener.run(5, until=1) == ["one"]
+    listener.run(0.1)
+    send(broker, "two")
+    listener.got[0].ack()
+    assert listener.run() == ["one"]
+
+
+def test_many_messages_do_not_keep_the_loop_from_everything_else(
+    broker: Connection, listen: Listen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filebroker, "MOST_AT_ONCE", 3)
+    send(broker, *range(10))
+    listener = listen(every_seconds=NEVER)
+    at_each_turn = [0]
+    listener.loop.on_tick.add(lambda: at_each_turn.append(len(listener.got)))
+    assert listener.run(5, until=10) == list(range(10))
+    assert max(later - earlier for earlier, later in pairwise(at_each_turn)) == 3
+
+
+def test_a_consumer_that_is_cancelled_takes_nothing_more(broker: Connection, listen: Listen, tmp_path: Path) -> None:
+    listener = listen(every_seconds=0.02)
+    listener.run(0.1)
+    listener.consumer.cancel()
+    send(broker, "one")
+    assert listener.run() == []
+    assert len(list((tmp_path / "messages").iterdir())) == 1
+
+
+def test_a_connection_that_is_closed_leaves_nothing_in_the_loop(
+    broker: Connection, listen: Listen, tmp_path: Path
+) -> None:
+    listener = listen(every_seconds=0.02, prefetch=1)
+    send(broker, "one", "two")
+    assert listener.run(5, until=1) == ["one"]
+    listener.broker.release()
+    assert listener.loop.readers == {}
+    assert listener.run() == ["one"]
+    listener.got[0].ack()  # too late, and no error
+    with connect(tmp_path) as other:
+        assert bodies(other) == ["one", "two"]
+
+
+def test_a_loop_that_was_reset_listens_to_the_next_connection(
+    broker: Connection, listen: Listen, tmp_path: Path
+) -> None:
+    """A worker resets its loop when a connection fails, closes that, and opens another one."""
+    listener = listen(every_seconds=0.02)
+    listener.run(0.1)
+    listener.loop.reset()
+    listener.broker.release()
+    listener.broker = connect(tmp_path, polling_interval=0.02)
+    listener.broker.transport.register_with_event_loop(listener.broker.connection, listener.loop)
+    listener.consumer = listener.broker.Consumer([Queue(QUEUE)], on_message=listener.got.append)
+    listener.consumer.consume()
+    send(broker, "one")
+    assert listener.run(5, until=1) == ["one"]
+    assert len(listener.loop.readers) == 1
+
+
+def test_an_error_ends_the_loop_as_it_ends_a_worker_without_one(listen: Listen, tmp_path: Path) -> None:
+    """A timer's errors are only logged, ten times a second."""
+    listener = listen(every_seconds=0.02)
+    listener.run(0.1)
+    (tmp_path / "messages").rmdir()
+    with pytest.raises(FileNotFoundError):
+        listener.run(5)

@@ -265,7 +265,6 @@ class Cases(Worker):
         self.case("revoked", "scripted_dead_end", countdown=2, task_id=self.ids["revoked"])
         self.case("expired later", "scripted_dead_end", countdown=2, expires=1.5)
         self.wait_for(expected + 2)
-        # Children that died were replaced: without opsconsole/core/pool_children.py one of a hundred workers hung here.
         self.signal(signal.SIGTERM)
         self.finish()
 
