@@ -250,9 +250,8 @@ CELERY_TASK_DEFAULT_QUEUE = OPSCONSOLE_QUEUE
 # No result backend: how a job ended is in the database, and a backend that is down would make publishing fail.
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_TRACK_STARTED = False
-# A worker holds one job per process, so that a long one does not keep others waiting; files are polled, and one at a
-# time is six times slower there (measured).
-CELERY_WORKER_PREFETCH_MULTIPLIER = 4 if _BROKER == "filesystem" else 1
+# A worker holds one job per process, so that a long one does not keep others waiting.
+CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_WORKER_REDIRECT_STDOUTS = False
 # Celery closes the database connection around each task, which costs more than a job's own statements (measured); so it
 # is kept for this many. The name in the settings is the one that Celery looks for, without its prefix it finds nothing.
