@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -97,7 +97,7 @@ def test_no_says_that_the_user_is_no_operator_any_more(ada: Any, operator: AsOpe
 def test_no_says_what_a_token_lacks(ada: Any, tomorrow: datetime) -> None:
     token, _ = ApiToken.objects.issue(user=ada, name="ci", actions=[Action.INSPECT], tenant="t-b", expires_at=tomorrow)
     acting = Operator.from_token(token)
-    ApiToken.objects.update(expiry=timezone.now())
+    ApiToken.objects.update(expiry=timezone.now() - timedelta(seconds=1))
     assert explain(acting, RETRY, LETTER).reasons == (
         "The token was revoked or has ended.",
         "The token does not name this action.",
