@@ -39,6 +39,7 @@ class Heart:
         self._held: dict[str, _Held] = {}
         self._lock = threading.Lock()
         self._pid = 0
+        self._thread: threading.Thread | None = None
 
     def watch(self, job: Job, kind: Kind) -> None:
         """Renew the lease of a job, and those of what it works on, until ``forget``."""
@@ -47,9 +48,10 @@ class Heart:
         with self._lock:
             if self._pid != os.getpid():
                 # Threads do not survive a fork, and what the parent held is not this process's.
-                self._pid = os.getpid()
-                self._held = {}
-                threading.Thread(target=self._run, name="opsconsole-heart", daemon=True).start()
+                self._pid, self._held, self._thread = os.getpid(), {}, None
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="opsconsole-heart", daemon=True)
+                self._thread.start()
             self._held[job.lease_token] = held
 
     def forget(self, token: str) -> None:

@@ -16,6 +16,7 @@ from repairs.models import Redrive, RedriveItem
 from tests.api.client import Api
 from tests.api.situations import planned_redrive, worker_node
 from tests.cast import Cast, cast, give
+from tests.clock import time_of
 from tests.commands.test_operating import Result, run
 from tests.factories import dead_letter
 
@@ -239,7 +240,7 @@ class Stages:
 
 
 def watched(monkeypatch: pytest.MonkeyPatch, redrive_id: UUID, *stages: Any, words: tuple[str, ...] = ()) -> Result:
-    monkeypatch.setattr(watching.time, "sleep", Stages(redrive_id, *stages).sleep)
+    time_of(monkeypatch, watching, sleep=Stages(redrive_id, *stages).sleep)
     return run("redrives", "watch", str(redrive_id), *words)
 
 
@@ -312,6 +313,6 @@ def test_a_start_that_is_watched_ends_as_its_redrive_does(cast: Cast, monkeypatc
     def end(_seconds: float) -> None:
         set_standing(Redrive.objects.get().id, **finished(1))
 
-    monkeypatch.setattr(watching.time, "sleep", end)
+    time_of(monkeypatch, watching, sleep=end)
     ended = run("redrive", "--letter", str(letter.id), "--watch")
     assert (ended.status, ended.out.splitlines()[-1]) == (0, "All 1 have succeeded.")

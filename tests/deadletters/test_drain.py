@@ -30,6 +30,7 @@ from opsconsole.core.clock import boot_id, boot_now, wall_now
 from opsconsole.core.database import database_now
 from opsconsole.core.ids import new_id
 from tests import factories
+from tests.clock import time_of
 
 pytestmark = pytest.mark.django_db
 
@@ -389,7 +390,7 @@ def test_what_is_only_counted_is_gathered_and_a_failure_waits_for_nothing(
     thread = drainer_in(tmp_path)
     applied: list[Drained] = []
     now = 100.0
-    monkeypatch.setattr(drainer.time, "monotonic", lambda: now)
+    time_of(monkeypatch, drainer, monotonic=lambda: now)
     monkeypatch.setattr(thread._drain, "apply", applied.append)
     well, failure = ended(EndState.SUCCESS), factories.failed()
     thread._reader = Read(  # type: ignore[assignment]
@@ -418,7 +419,7 @@ def test_the_rest_of_a_burst_is_gathered_and_the_disk_holds_it_meanwhile(
     applied: list[Drained] = []
     synced: list[float] = []
     now = 100.0
-    monkeypatch.setattr(drainer.time, "monotonic", lambda: now)
+    time_of(monkeypatch, drainer, monotonic=lambda: now)
     monkeypatch.setattr(thread._drain, "apply", applied.append)
     monkeypatch.setattr(thread.folder, "sync", lambda: synced.append(now))
     failures = [factories.failed() for _ in range(4)]

@@ -38,6 +38,7 @@ from deadletters.journal.hooks import REPAIR_HEADER, RETRIABLE, Hooks, StartRefu
 from deadletters.journal.message import TOKEN_KEY, RawMessage, unpack_message
 from deadletters.journal.reader import FolderReader
 from tests import services
+from tests.clock import time_of
 from tests.deadletters.journal_app import make_app
 from tests.deadletters.journal_writer import SEALER
 
@@ -828,7 +829,7 @@ def test_the_same_complaint_is_logged_once_a_minute(
     hooks: Hooks, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
+    time_of(monkeypatch, module, monotonic=lambda: now)
     for _ in range(50):
         hooks._on_task_received(request=None)
     assert len(caplog.records) == 1

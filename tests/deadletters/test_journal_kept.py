@@ -15,6 +15,7 @@ from deadletters.journal.folder import JournalRoot
 from deadletters.journal.frames import MESSAGE_CONTEXT
 from deadletters.journal.kept import KeptFailures
 from opsconsole.core.sealing import Sealer, derive_key
+from tests.clock import time_of
 from tests.deadletters.journal_writer import SEALER
 
 
@@ -122,7 +123,7 @@ def test_keeping_goes_on_after_its_file_has_expired(root: JournalRoot) -> None:
 
 def test_a_file_covers_a_small_part_of_the_time(root: JournalRoot, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    time_of(monkeypatch, module, monotonic=lambda: now)
     kept = keep_in(root, seconds=2400.0)
     kept.keep([failed(1)])
     now += 99

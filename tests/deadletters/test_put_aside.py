@@ -23,6 +23,7 @@ from deadletters.journal.hooks import REPAIR_HEADER, HeldBack, Hooks, PutAside
 from deadletters.journal.message import TOKEN_KEY, pack_parts
 from deadletters.journal.reader import FolderReader
 from opsconsole.jobs.tokens import REPAIRED_HEADER
+from tests.clock import time_of
 from tests.deadletters.journal_app import FileGuard, make_app
 from tests.deadletters.journal_writer import SEALER
 from tests.deadletters.test_held import rule
@@ -175,8 +176,7 @@ def pauses(traced: Traced, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         if steps:
             steps.pop(0)()
 
-    monkeypatch.setattr(module.time, "sleep", sleep)
-    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    time_of(monkeypatch, module, sleep=sleep, monotonic=lambda: clock[0])
     return steps
 
 

@@ -27,6 +27,7 @@ from opsconsole.jobs.models import Job, JobState
 from opsconsole.jobs.services import enqueue
 from repairs.settlement import DatabaseSettlement
 from tests import factories
+from tests.clock import time_of
 from tests.deadletters.test_drain import batch, drain
 from tests.jobs.kinds_of_tests import BODIES, TOLD
 from tests.jobs.steps import LOST, died, dispatch, letter_of, make_due, new_job, record, run
@@ -249,6 +250,20 @@ def test_a_long_job_keeps_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     assert heart.is_lost(token)
 
 
+def test_a_heart_that_has_stopped_beats_again_with_the_next_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C12: a thread that died must not leave every later job of its process without renewals."""
+    job = new_job()
+    dispatch(job)
+    job.refresh_from_db()
+    heart, began = Heart(), threading.Semaphore(0)
+    monkeypatch.setattr(heart, "_run", began.release)
+    for _ in range(2):
+        heart.watch(job, kind_named(job.kind))
+        assert began.acquire(timeout=10)
+        assert heart._thread is not None
+        heart._thread.join(10)
+
+
 @pytest.mark.parametrize(("kind", "state"), [("test_plain", JobState.RETRYING), ("test_outside", JobState.DEAD)])
 def test_a_job_lost_with_its_worker_runs_again_only_where_that_does_no_harm(kind: str, state: str) -> None:
     """A job lost after its start ends as a success or as a letter, and never twice at once."""
@@ -368,7 +383,7 @@ def test_a_body_that_is_done_waits_for_a_database_that_is_away(monkeypatch: pyte
 
     monkeypatch.setattr(ledger, "succeed", flaky)
     monkeypatch.setattr(runner, "_let_go", lambda: None)
-    monkeypatch.setattr(runner.time, "sleep", lambda _seconds: None)
+    time_of(monkeypatch, runner, sleep=lambda _seconds: None)
     assert run(job, token) is None
     job.refresh_from_db()
     assert job.state == JobState.SUCCEEDED
