@@ -14,7 +14,7 @@ from grants.access import holds
 from grants.actions import Action
 from grants.operators import Operator
 from grants.querysets import ScopedQuerySet
-from grants.resources import ANY, Resource
+from grants.resources import ANY
 from opsconsole.core.database import AnyOf, database_now, locked
 from opsconsole.core.search import Searchable
 
@@ -26,6 +26,7 @@ NODE_IS_GONE_AFTER = timedelta(seconds=60)
 
 
 class DeadLetterQuerySet(Searchable, ScopedQuerySet):
+    target_type: ClassVar[str] = "dead_letter"
     text_index = LETTER_WORDS
 
     def unresolved(self) -> DeadLetterQuerySet:
@@ -73,20 +74,6 @@ class DeadLetterQuerySet(Searchable, ScopedQuerySet):
     def oldest_first(self) -> DeadLetterQuerySet:
         return self.order_by("first_seen_at", "id")
 
-    def scope(self, letter_id: UUID) -> Resource | None:
-        """Return the columns that never change after insert, or ``None`` if there is no such letter."""
-        row = self.filter(id=letter_id).values_list("tenant", "actor_type", "actor_id").first()
-        if row is None:
-            return None
-        tenant, actor_type, actor_id = row
-        return Resource(
-            tenant=tenant,
-            actor_type=actor_type,
-            actor_id=actor_id,
-            target_type="dead_letter",
-            target_id=str(letter_id),
-        )
-
     def lock(self, letter_id: UUID) -> DeadLetter:
         """Return the locked row; the caller has locked its incident before. Raises ``DeadLetter.DoesNotExist``."""
         letter: DeadLetter = locked(self.filter(id=letter_id)).get()
@@ -112,6 +99,7 @@ class TaskMinuteQuerySet(ScopedQuerySet):
 class HoldQuerySet(ScopedQuerySet):
     """Holds belong to a tenant as a whole, or to every tenant: a grant for one actor shows none of a tenant's."""
 
+    target_type: ClassVar[str] = "hold"
     actor_type_column: ClassVar[str | None] = None
     actor_id_column: ClassVar[str | None] = None
 
@@ -145,11 +133,6 @@ class HoldQuerySet(ScopedQuerySet):
 
     def newest_first(self) -> HoldQuerySet:
         return self.order_by("-placed_at", "-id")
-
-    def scope(self, hold_id: UUID) -> Resource | None:
-        """Return the columns that never change after insert, or ``None`` if there is no such hold."""
-        tenant = self.filter(id=hold_id).values_list("tenant", flat=True).first()
-        return None if tenant is None else Resource(tenant=tenant, target_type="hold", target_id=str(hold_id))
 
     def lock(self, hold_id: UUID) -> Hold:
         """Return the locked row with ``locked_at``, the database's clock after the lock was had.

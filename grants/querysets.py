@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any, ClassVar, Self
+from uuid import UUID
 
 from django.apps import apps
 from django.db import connection
@@ -14,7 +15,7 @@ from grants import sql
 from grants.actions import Action
 from grants.operators import Operator, OperatorKind
 from grants.principals import group_ids, live
-from grants.resources import ANY
+from grants.resources import ANY, Resource
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -29,13 +30,26 @@ else:
 class ScopedQuerySet(QuerySet[M]):
     """A queryset of rows that belong to a tenant and perhaps to an actor.
 
-    A model whose columns have other names, or whose rows have no actor, overrides the three class attributes; a name
-    may go through a relation (``letter__tenant``).
+    A model whose columns have other names, or whose rows have no actor, overrides the three column attributes; a name
+    may go through a relation (``letter__tenant``). ``target_type`` is what a capability and the audit call such a row.
     """
 
     tenant_column: ClassVar[str] = "tenant"
     actor_type_column: ClassVar[str | None] = "actor_type"
     actor_id_column: ClassVar[str | None] = "actor_id"
+    target_type: ClassVar[str] = ""
+
+    def scope(self, row_id: UUID) -> Resource | None:
+        """Return what a capability for the row has to cover, of columns that never change after insert.
+
+        ``None`` if there is no such row.
+        """
+        names = {"tenant": self.tenant_column, "actor_type": self.actor_type_column, "actor_id": self.actor_id_column}
+        columns = {name: column for name, column in names.items() if column is not None}
+        row = self.filter(id=row_id).values_list(*columns.values()).first()
+        if row is None:
+            return None
+        return Resource(**dict(zip(columns, row, strict=True)), target_type=self.target_type, target_id=str(row_id))
 
     def visible_to(self, operator: Operator, action: Action, *, plan: sql.Plan | None = None) -> Self:
         """Keep the rows on which ``authorise(operator, action, ...)`` would find a capability, and no other.

@@ -9,7 +9,6 @@ from django.db import connections
 from django.db.models import F, Q
 
 from grants.querysets import ScopedQuerySet
-from grants.resources import Resource
 from incidents.search import INCIDENT_WORDS
 from opsconsole.core.database import database_now, locked, plain_value
 from opsconsole.core.search import Searchable
@@ -26,6 +25,7 @@ UNSTAMPED = Q(stamped_episode__lt=F("episode") - 1) | Q(state="resolved", stampe
 class IncidentQuerySet(Searchable, ScopedQuerySet):
     """Incidents belong to a tenant as a whole: a grant for one actor shows none."""
 
+    target_type: ClassVar[str] = "incident"
     text_index = INCIDENT_WORDS
     actor_type_column: ClassVar[str | None] = None
     actor_id_column: ClassVar[str | None] = None
@@ -40,13 +40,6 @@ class IncidentQuerySet(Searchable, ScopedQuerySet):
     def worst_first(self) -> IncidentQuerySet:
         """Severity, then newest seen, then id (A8)."""
         return self.order_by("-severity", "-last_seen_at", "-id")
-
-    def scope(self, incident_id: UUID) -> Resource | None:
-        """Return the columns that never change after insert, or ``None`` if there is no such incident."""
-        tenant = self.filter(id=incident_id).values_list("tenant", flat=True).first()
-        if tenant is None:
-            return None
-        return Resource(tenant=tenant, target_type="incident", target_id=str(incident_id))
 
     def lock(self, incident_id: UUID) -> Incident:
         """Return the locked row with ``locked_at``, the database's clock after the lock was had.

@@ -10,7 +10,6 @@ from django.db.models import OuterRef, Q, Subquery
 
 from deadletters.models import DeadLetter
 from grants.querysets import ScopedQuerySet
-from grants.resources import Resource
 from opsconsole.core.database import locked
 
 if TYPE_CHECKING:
@@ -26,6 +25,8 @@ class RepairBatchQuerySet(ScopedQuerySet):
 
 
 class RepairActionQuerySet(ScopedQuerySet):
+    target_type: ClassVar[str] = "repair_action"
+
     def live(self) -> RepairActionQuerySet:
         """Planned, sent or started: its job has not answered."""
         return self.filter(state__in=("planned", "sent", "started"))
@@ -41,19 +42,6 @@ class RepairActionQuerySet(ScopedQuerySet):
         newest = self.filter(letter=OuterRef("pk")).newest_first().values("id")[:1]
         return dict(DeadLetter.objects.filter(id__in=letter_ids).values_list("id", Subquery(newest)))
 
-    def scope(self, repair_id: UUID) -> Resource | None:
-        row = self.filter(id=repair_id).values_list("tenant", "actor_type", "actor_id").first()
-        if row is None:
-            return None
-        tenant, actor_type, actor_id = row
-        return Resource(
-            tenant=tenant,
-            actor_type=actor_type,
-            actor_id=actor_id,
-            target_type="repair_action",
-            target_id=str(repair_id),
-        )
-
     def lock(self, repair_id: UUID) -> RepairAction:
         action: RepairAction = locked(self.filter(id=repair_id)).get()
         return action
@@ -67,22 +55,10 @@ class RepairActionQuerySet(ScopedQuerySet):
 
 
 class RedriveQuerySet(ScopedQuerySet):
+    target_type: ClassVar[str] = "redrive"
+
     def newest_first(self) -> RedriveQuerySet:
         return self.order_by("-id")
-
-    def scope(self, redrive_id: UUID) -> Resource | None:
-        """Return the columns that never change after insert, or ``None`` if there is no such redrive."""
-        row = self.filter(id=redrive_id).values_list("tenant", "actor_type", "actor_id").first()
-        if row is None:
-            return None
-        tenant, actor_type, actor_id = row
-        return Resource(
-            tenant=tenant,
-            actor_type=actor_type,
-            actor_id=actor_id,
-            target_type="redrive",
-            target_id=str(redrive_id),
-        )
 
     def lock(self, redrive_id: UUID) -> Redrive:
         """Return the locked row, which is locked before any incident. Raises ``Redrive.DoesNotExist``."""

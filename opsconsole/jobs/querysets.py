@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, ClassVar
 from uuid import UUID
 
 from grants.querysets import ScopedQuerySet
-from grants.resources import Resource
 from opsconsole.core.database import locked
 
 if TYPE_CHECKING:
@@ -21,22 +20,14 @@ class TenantQuerySet(ScopedQuerySet):
 
 
 class JobQuerySet(ScopedQuerySet):
+    target_type: ClassVar[str] = "job"
+
     def unfinished(self) -> JobQuerySet:
         """Neither succeeded nor dead nor cancelled: something will still become of them."""
         return self.filter(state__in=("pending", "retrying", "enqueued", "running"))
 
     def newest_first(self) -> JobQuerySet:
         return self.order_by("-id")
-
-    def scope(self, job_id: UUID) -> Resource | None:
-        """Return the columns that never change after insert, or ``None`` if there is no such job."""
-        row = self.filter(id=job_id).values_list("tenant", "actor_type", "actor_id").first()
-        if row is None:
-            return None
-        tenant, actor_type, actor_id = row
-        return Resource(
-            tenant=tenant, actor_type=actor_type, actor_id=actor_id, target_type="job", target_id=str(job_id)
-        )
 
     def lock(self, job_id: UUID) -> Job:
         """Return the locked row; raises ``Job.DoesNotExist``."""
