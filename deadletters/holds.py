@@ -12,7 +12,7 @@ from uuid import UUID
 from django.db.models import Q, QuerySet
 
 from deadletters import conf
-from deadletters.errors import HoldNotFound
+from deadletters.errors import HoldNotFound, PayloadNotKnown
 from deadletters.intake import open_message
 from deadletters.journal.holds import HoldRule, payload_hash_of_json
 from deadletters.journal.message import unpack_body
@@ -113,6 +113,25 @@ def hold_events(hold_id: object) -> Any:
     """Return what happened to a hold, newest first: rows of the audit trail whose action says what."""
     rows = AuditEvent.objects.filter(target_type="hold", target_id=str(hold_id), verdict=Verdict.ALLOWED)
     return rows.order_by("-at", "-id")
+
+
+def letter_to_hold(operator: Operator, letter_id: UUID) -> DeadLetter:
+    """Return a letter that ``operator`` may see, to hold messages like it; raises ``PayloadNotKnown``, audited."""
+    authorise_read_of(operator, Action.INSPECT, DeadLetter.objects.scope(letter_id), PayloadNotKnown())
+    letter: DeadLetter = DeadLetter.objects.get(id=letter_id)
+    return letter
+
+
+def named_payload(operator: Operator, letter_id: UUID) -> tuple[str, str]:
+    """Return task and payload hash of a letter that ``operator`` may see.
+
+    Raises ``PayloadNotKnown``, also if its message cannot tell; what they may not see is audited.
+    """
+    letter = letter_to_hold(operator, letter_id)
+    found = payload_hash_of(letter)
+    if found is None:
+        raise PayloadNotKnown
+    return letter.job_type, found
 
 
 def payload_hash_of(letter: DeadLetter) -> str | None:

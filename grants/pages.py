@@ -6,7 +6,7 @@ what changes something is shown first and then sent with a key and the version t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NoReturn, cast
 from urllib.parse import urlencode
@@ -30,7 +30,7 @@ from grants.selectors import plan_of
 from grants.service import record_denial
 from grants.sql import Plan
 from grants.targets import NOWHERE
-from opsconsole.core.admin import CURSOR, KeysetAdmin, KeysetChangeList
+from opsconsole.core.admin import CURSOR, KeysetAdmin, KeysetChangeList, again
 from opsconsole.core.errors import OpsError
 from opsconsole.core.ids import new_id
 
@@ -265,12 +265,12 @@ class OperatorAdmin(KeysetAdmin):
         if self.action not in held_by(request):
             self.refuse_page(request)
 
-    def refuse_page(self, request: HttpRequest) -> NoReturn:
-        """Raise ``AccessDenied`` for want of ``action``, audited."""
-        by = operator_of(request)
+    def refuse_page(self, request: HttpRequest, action: Action | None = None) -> NoReturn:
+        """Raise ``AccessDenied`` for want of ``action`` (that of the list), audited."""
+        by, wanted = operator_of(request), self.action if action is None else action
         asked = Resource(tenant=ANY, target_type="page", target_id=self.slug)
-        record_denial(by, self.action, asked)
-        raise AccessDenied(operator=by, action=self.action, resource=asked)
+        record_denial(by, wanted, asked)
+        raise AccessDenied(operator=by, action=wanted, resource=asked)
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:  # noqa: ARG002
         """Answer with the list; a POST is an action on selected rows, or saves or deletes a view of one's own."""
@@ -337,3 +337,42 @@ class OperatorAdmin(KeysetAdmin):
         if refusal is not None:
             status = refusal.status
         return TemplateResponse(request, "ops/confirm.html", context, status=status)
+
+    def ask_and_do(
+        self,
+        request: HttpRequest,
+        *,
+        find: Callable[[], Any],
+        may: Callable[[Any], None],
+        ask: Callable[[Any, forms.Form, str], Confirmation],
+        form: Callable[[Any, Any], forms.Form],
+        act: Callable[[Any, str], Any],
+        tell: Callable[[Any], tuple[str, str]],
+        refused_url: str = "",
+    ) -> HttpResponse:
+        """Ask about one row, and once the answer is sent do it through its service.
+
+        ``find`` returns the row and ``may`` raises for who may not decide about it; ``form`` takes the row and what was
+        posted, None at first; ``act`` takes the filled form and the key of the request, and returns what ``tell`` makes
+        a message and an address of. After a refusal the row is asked about as it stands by then; with ``refused_url``
+        the refusal is told there instead.
+        """
+        row = find()
+        may(row)
+        if request.method != "POST":
+            return self.confirm(request, ask(row, form(row, None), ""))
+        filled, key = form(row, request.POST), str(request.POST.get("idempotency_key", ""))
+        if not filled.is_valid():
+            return self.confirm(request, ask(row, filled, key), status=400)
+        try:
+            made = act(filled, posted_key(request))
+        except OpsError as refusal:
+            if refusal.status in (401, 403, 404):
+                raise
+            if refused_url:
+                messages.warning(request, refusal.detail)
+                return HttpResponseRedirect(refused_url)
+            return self.confirm(request, ask(find(), filled, key), refusal=refusal)
+        text, url = tell(made)
+        messages.success(request, f"{text}{again(made.idempotent_replay)}")
+        return HttpResponseRedirect(url)

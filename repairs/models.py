@@ -163,6 +163,8 @@ class RedriveState(models.TextChoices):
     CANCELLED = "cancelled"  # given up; what had been sent by then still gets its result
 
 
+NO_CHANGES = "{}"
+"""``Redrive.changes`` of one whose jobs run as they failed."""
 REDRIVE_ACTIVE = (RedriveState.CANARY, RedriveState.RUNNING)
 REDRIVE_ENDED = (RedriveState.FINISHED, RedriveState.CANCELLED)
 
@@ -333,6 +335,17 @@ class Redrive(models.Model):
 
     def __str__(self) -> str:
         return f"redrive of {self.total_count} by {self.planned_by_name or self.planned_by}"
+
+    @property
+    def changes_messages(self) -> bool:
+        """Whether its jobs run with other names or arguments than they failed with."""
+        return self.changes != NO_CHANGES
+
+    @property
+    def runs_by(self) -> tuple[Action, ...]:
+        """What it takes to let it run; the first alone is what every other decision takes."""
+        action = Action(self.action)
+        return (action, Action.REDRIVE_PATCH) if self.changes_messages else (action,)
 
     @property
     def resource(self) -> Resource:

@@ -9,11 +9,9 @@ from django.urls import reverse
 from rest_framework import serializers
 
 from deadletters import errors, holds, services
-from deadletters.models import DeadLetter, Hold, HoldState
-from grants.actions import Action
+from deadletters.models import Hold, HoldState
 from grants.errors import ReasonInvalid
 from grants.operators import Operator
-from grants.reading import authorise_read_of
 from grants.rest import Answer, Call, OpsView, operation, representation_tag
 from opsconsole.core.openapi import paged
 from opsconsole.core.rest import API_NAMESPACE, BodySerializer, Choices, Id, Moment, PageQuery, Text
@@ -146,7 +144,7 @@ class HoldList(OpsView):
         reason, ends_at = body.pop("reason"), body.pop("ends_at")
         letter_id = body.pop("payload_of", None)
         if letter_id is not None:
-            body["job_type"], body["payload_hash"] = named_payload(call.operator, letter_id)
+            body["job_type"], body["payload_hash"] = holds.named_payload(call.operator, letter_id)
         done = services.place_hold(
             target=services.HoldTarget(**body), reason=reason, ends_at=ends_at, by=call.operator, key=call.key
         )
@@ -180,8 +178,7 @@ class HoldExtend(OpsView):
     )
     def post(self, call: Call, hold_id: UUID) -> Answer:
         """Forth or back; only of one that is in force."""
-        version = self.expected_version(hold_id)
-        done = services.extend_hold(hold_id=hold_id, by=call.operator, key=call.key, version=version, **call.body)
+        done = services.extend_hold(**self.mutation_of(call, hold_id=hold_id))
         return Answer(value=done, is_replay=done.idempotent_replay)
 
 
@@ -196,8 +193,7 @@ class HoldEnd(OpsView):
     )
     def post(self, call: Call, hold_id: UUID) -> Answer:
         """New messages run again; what was put aside stays so until it is released."""
-        version = self.expected_version(hold_id)
-        done = services.end_hold(hold_id=hold_id, by=call.operator, key=call.key, version=version, **call.body)
+        done = services.end_hold(**self.mutation_of(call, hold_id=hold_id))
         return Answer(value=done, is_replay=done.idempotent_replay)
 
 
@@ -209,17 +205,6 @@ def hold_page(operator: Operator, hold_id: UUID) -> Hold:
     hold.incidents = holds.incidents_of_hold(operator, hold)
     found: Hold = hold
     return found
-
-
-def named_payload(operator: Operator, letter_id: UUID) -> tuple[str, str]:
-    """Return task and payload hash of a letter that ``operator`` may see; raises ``PayloadNotKnown``, audited."""
-    scope = DeadLetter.objects.scope(letter_id)
-    authorise_read_of(operator, Action.INSPECT, scope, errors.PayloadNotKnown())
-    letter = DeadLetter.objects.filter(id=letter_id).first()
-    found = None if letter is None else holds.payload_hash_of(letter)
-    if letter is None or found is None:
-        raise errors.PayloadNotKnown
-    return letter.job_type, found
 
 
 def hold_path(hold_id: UUID) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 from uuid import UUID
@@ -14,11 +15,11 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 
-from deadletters.holds import count_held, find_hold, hold_events, incidents_of_hold, payload_hash_of
-from deadletters.models import DeadLetter, Hold, HoldState
+from deadletters.errors import HoldNotFound, PayloadNotKnown
+from deadletters.holds import count_held, find_hold, hold_events, incidents_of_hold, letter_to_hold, payload_hash_of
+from deadletters.models import Hold, HoldState
 from deadletters.services import LONGEST_HOLD, HoldTarget, end_hold, extend_hold, place_hold
 from grants.actions import Action
-from grants.errors import AccessDenied
 from grants.pages import (
     Confirmation,
     OperatorAdmin,
@@ -31,8 +32,7 @@ from grants.pages import (
     require,
     require_readable,
 )
-from grants.resources import ANY, Resource
-from grants.service import record_denial
+from grants.resources import ANY
 from grants.words import DID
 from incidents.admin import Button, Buttons, TenantFilter, incident_name, posted_number
 from opsconsole.core.admin import Cell, ChoiceFilter, Pill, again, capped, thousands
@@ -41,7 +41,6 @@ from opsconsole.core.errors import OpsError
 from repairs.admin.redrive_forms import PaceForm
 from repairs.admin.redrive_words import jobs_words
 from repairs.admin.words import ReasonForm, incident_url
-from repairs.errors import LetterNotFound, SelectionDrifted
 from repairs.redrives.requests import RedrivePace
 from repairs.releases import release_hold
 
@@ -230,9 +229,7 @@ class HoldAdmin(OperatorAdmin):
         """Ask what is put aside and for how long, and do it. What an address names is filled in."""
         by = operator_of(request)
         if Action.DEAD_LETTERS_HOLD not in held_by(request):
-            asked = Resource(tenant=ANY, target_type="page", target_id=self.slug)
-            record_denial(by, Action.DEAD_LETTERS_HOLD, asked)
-            raise AccessDenied(operator=by, action=Action.DEAD_LETTERS_HOLD, resource=asked)
+            self.refuse_page(request, Action.DEAD_LETTERS_HOLD)
         if request.method != "POST":
             return self.confirm(request, self._placing(PlaceForm(initial=self._named(request))))
         form = PlaceForm(request.POST)
@@ -258,9 +255,9 @@ class HoldAdmin(OperatorAdmin):
         if "like" not in request.GET:
             return named
         ids, _bad = posted_ids([request.GET["like"]])
-        scope = DeadLetter.objects.scope(ids[0]) if ids else None
-        require(operator_of(request), Action.DEAD_LETTERS_HOLD, scope, LetterNotFound())
-        letter = DeadLetter.objects.get(id=ids[0])
+        if not ids:
+            raise PayloadNotKnown
+        letter = letter_to_hold(operator_of(request), ids[0])
         found = {"tenant": letter.tenant, "source": letter.source, "job_type": letter.job_type}
         return found | named | {"payload_hash": payload_hash_of(letter) or ""}
 
@@ -284,36 +281,13 @@ class HoldAdmin(OperatorAdmin):
 
     # -- deciding ------------------------------------------------------------------------------------------------------
 
-    def decide(
-        self,
-        request: HttpRequest,
-        object_id: UUID,
-        *,
-        ask: Callable[[Hold, forms.Form, str], Confirmation],
-        form: Callable[[Any], forms.Form],
-        act: Callable[[Any, str], Any],
-        tell: Callable[[Any], tuple[str, str]],
-    ) -> HttpResponse:
-        """Ask about one hold, and once the answer is sent do it through its service."""
-        hold = self.visible(request, object_id)
-        by = operator_of(request)
-        require(by, Action.DEAD_LETTERS_HOLD, hold.resource, LetterNotFound())
-        if request.method != "POST":
-            return self.confirm(request, ask(hold, form(None), ""))
-        filled, key = form(request.POST), str(request.POST.get("idempotency_key", ""))
-        if not filled.is_valid():
-            return self.confirm(request, ask(hold, filled, key), status=400)
-        try:
-            made = act(filled, posted_key(request))
-        except SelectionDrifted as drifted:
-            return self.confirm(request, ask(hold, form(None), ""), refusal=drifted)
-        except OpsError as refusal:
-            if refusal.status in (401, 403, 404):
-                raise
-            return self.confirm(request, ask(self.visible(request, object_id), filled, key), refusal=refusal)
-        text, url = tell(made)
-        messages.success(request, f"{text}{again(made.idempotent_replay)}")
-        return HttpResponseRedirect(url)
+    def decide(self, request: HttpRequest, object_id: UUID, **steps: Any) -> HttpResponse:
+        """Ask about one hold and do it; ``steps`` as ``ask_and_do`` takes them."""
+
+        def may(hold: Hold) -> None:
+            require(operator_of(request), Action.DEAD_LETTERS_HOLD, hold.resource, HoldNotFound())
+
+        return self.ask_and_do(request, find=lambda: self.visible(request, object_id), may=may, **steps)
 
     def extend_view(self, request: HttpRequest, object_id: UUID) -> HttpResponse:
         """Move its end, forth or back."""
@@ -326,7 +300,7 @@ class HoldAdmin(OperatorAdmin):
             )  # fmt: skip
 
         return self.decide(
-            request, object_id, ask=ask, form=SpanForm,
+            request, object_id, ask=ask, form=lambda _hold, data: SpanForm(data),
             act=lambda form, key: extend_hold(
                 hold_id=object_id, ends_at=_end(request, form), reason=form.cleaned_data["reason"], by=by, key=key
             ),
@@ -345,7 +319,7 @@ class HoldAdmin(OperatorAdmin):
             )  # fmt: skip
 
         return self.decide(
-            request, object_id, ask=ask, form=ReasonForm,
+            request, object_id, ask=ask, form=lambda _hold, data: ReasonForm(data),
             act=lambda form, key: end_hold(hold_id=object_id, reason=form.cleaned_data["reason"], by=by, key=key),
             tell=lambda _made: ("The hold is ended", self.url("page", object_id)),
         )  # fmt: skip
@@ -370,8 +344,6 @@ class HoldAdmin(OperatorAdmin):
     def release_view(self, request: HttpRequest, object_id: UUID) -> HttpResponse:
         """Freeze what it has put aside as a redrive."""
         by = operator_of(request)
-        standard = RedrivePace()
-        initial = {field: getattr(standard, field) for field in RedrivePace.__dataclass_fields__}
 
         def ask(hold: Hold, form: forms.Form, key: str) -> Confirmation:
             count = count_held(hold, MOST_COUNTED)
@@ -402,7 +374,8 @@ class HoldAdmin(OperatorAdmin):
             return text, f"{reverse('admin:ops_repairs_redrive_changelist', current_app=site)}?state=unfinished"
 
         return self.decide(
-            request, object_id, ask=ask, form=lambda data: PaceForm(data, initial=initial), tell=tell,
+            request, object_id, ask=ask, tell=tell,
+            form=lambda _hold, data: PaceForm(data, initial=asdict(RedrivePace())),
             act=lambda form, key: release_hold(
                 hold_id=object_id, by=by, key=key, pace=form.pace(),
                 expected_count=posted_number(request.POST.get("expected")),

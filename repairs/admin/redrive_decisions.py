@@ -6,6 +6,7 @@ A pause alone asks nothing: every second counts.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 from uuid import UUID
 
@@ -17,7 +18,6 @@ from django.template.response import TemplateResponse
 from deadletters.models import WorkerNode
 from grants.access import actions_on
 from grants.actions import Action
-from grants.errors import AccessDenied
 from grants.pages import (
     Confirmation,
     OperatorAdmin,
@@ -29,17 +29,15 @@ from grants.pages import (
     require,
     require_readable,
 )
-from grants.resources import ANY, Resource
-from grants.service import record_denial
+from grants.resources import Resource
 from incidents.admin import incident_name, posted_number
 from incidents.models import Incident
 from opsconsole.core.admin import again, thousands
 from opsconsole.core.errors import OpsError
-from opsconsole.core.ids import new_id
 from repairs.admin.redrive_forms import FilterForm, PaceForm, PlanForm, ReasonForm, StartForm
 from repairs.admin.redrive_words import CLASS_WORDS, STATE_PILLS, jobs_words, pause_words, redrive_title
 from repairs.admin.words import incident_url
-from repairs.errors import RedriveNotFound, SelectionDrifted
+from repairs.errors import RedriveNotFound
 from repairs.models import REDRIVE_ENDED, Redrive, RedriveClass, RedriveState
 from repairs.redrives import conf
 from repairs.redrives.requests import RedrivePace, RedriveSelection
@@ -75,9 +73,7 @@ class RedriveDecisions(OperatorAdmin):
     def plan_view(self, request: HttpRequest) -> HttpResponse:
         """Ask which jobs and how fast; once sent, freeze them and make their dry run. Nothing is sent by it."""
         if not self.may_plan(request):
-            by, asked = operator_of(request), Resource(tenant=ANY, target_type="page", target_id=self.slug)
-            record_denial(by, Action.REDRIVE_RUN, asked)
-            raise AccessDenied(operator=by, action=Action.REDRIVE_RUN, resource=asked)
+            self.refuse_page(request, Action.REDRIVE_RUN)
         try:
             selection, name, resource = self.chosen(request)
         except _Unchosen as unchosen:
@@ -89,9 +85,8 @@ class RedriveDecisions(OperatorAdmin):
             "has_low_priority": bool(conf.low_priority_queue()),
         }
         if request.method != "POST":
-            standard = RedrivePace()
-            initial = {field: getattr(standard, field) for field in RedrivePace.__dataclass_fields__}
-            return self.confirm(request, self._plan(request, selection, name, PlanForm(initial=initial, **options)))
+            form = PlanForm(initial=asdict(RedrivePace()), **options)
+            return self.confirm(request, self._plan(request, selection, name, form))
         form = PlanForm(request.POST, **options)
         if not form.is_valid():
             return self.confirm(request, self._plan(request, selection, name, form), status=400)
@@ -103,9 +98,6 @@ class RedriveDecisions(OperatorAdmin):
                 low_priority=bool(form.cleaned_data.get("low_priority")), changes=form.changes(),
                 reason=form.cleaned_data["reason"],
             )  # fmt: skip
-        except SelectionDrifted as drifted:
-            # The form comes back with the new number and a new key: what is sent next is another request.
-            return self.confirm(request, self._plan(request, selection, name, form, key=str(new_id())), refusal=drifted)
         except OpsError as refusal:
             if refusal.status in (401, 403, 404):
                 raise
@@ -138,9 +130,7 @@ class RedriveDecisions(OperatorAdmin):
         context = self.page_context(request, "Which failed jobs?", form=form)
         return TemplateResponse(request, "ops/redrive_choose.html", context, status=400 if form.is_bound else 200)
 
-    def _plan(
-        self, request: HttpRequest, selection: RedriveSelection, name: str, form: PlanForm, *, key: str = ""
-    ) -> Confirmation:
+    def _plan(self, request: HttpRequest, selection: RedriveSelection, name: str, form: PlanForm) -> Confirmation:
         count = count_selected(by=operator_of(request), selection=selection)
         section = Section(
             heading="First a dry run: nothing is sent yet",
@@ -159,7 +149,7 @@ class RedriveDecisions(OperatorAdmin):
             sections=[section],
             form=form if count else None,
             hidden={"expected": str(count)},
-            key=key or str(request.POST.get("idempotency_key", "")),
+            key=str(request.POST.get("idempotency_key", "")),
         )
 
     # -- deciding ------------------------------------------------------------------------------------------------------
@@ -173,29 +163,20 @@ class RedriveDecisions(OperatorAdmin):
         form: Callable[[Redrive, Any], forms.Form],
         act: Callable[[Any, str], RedriveMutation],
         done: str,
+        lets_run: bool = False,
         at_once: bool = False,
     ) -> HttpResponse:
-        """Ask about one redrive, and once the answer is sent do it through its service."""
-        redrive = self.visible(request, object_id)
-        require(operator_of(request), Action.REDRIVE_RUN, redrive.resource, RedriveNotFound())
-        if request.method != "POST":
-            return self.confirm(request, ask(redrive, form(redrive, None), ""))
-        filled = form(redrive, request.POST)
-        key = str(request.POST.get("idempotency_key", ""))
-        if not filled.is_valid():
-            return self.confirm(request, ask(redrive, filled, key), status=400)
-        try:
-            made = act(filled, posted_key(request))
-        except OpsError as refusal:
-            if refusal.status in (401, 403, 404):
-                raise
-            if at_once:
-                messages.warning(request, refusal.detail)
-                return HttpResponseRedirect(self.url("page", object_id))
-            fresh = self.visible(request, object_id)
-            return self.confirm(request, ask(fresh, filled, key), refusal=refusal)
-        messages.success(request, f"{done}{again(made.idempotent_replay)}")
-        return HttpResponseRedirect(self.url("page", made.redrive_id))
+        """Ask about one redrive and do it, as ``ask_and_do`` does, by what it takes of this one."""
+
+        def may(redrive: Redrive) -> None:
+            for action in redrive.runs_by if lets_run else redrive.runs_by[:1]:
+                require(operator_of(request), action, redrive.resource, RedriveNotFound())
+
+        return self.ask_and_do(
+            request, find=lambda: self.visible(request, object_id), may=may, ask=ask, form=form, act=act,
+            tell=lambda made: (done, self.url("page", made.redrive_id)),
+            refused_url=self.url("page", object_id) if at_once else "",
+        )  # fmt: skip
 
     def approve_view(self, request: HttpRequest, object_id: UUID) -> HttpResponse:
         """Say as the second person that it may start."""
@@ -228,7 +209,7 @@ class RedriveDecisions(OperatorAdmin):
 
         def ask(redrive: Redrive, form: forms.Form, key: str) -> Confirmation:
             told = progress_of(redrive)
-            may_start = redrive.state == RedriveState.READY and not (redrive.needs_approval and not redrive.approved_at)
+            may_start = redrive.state == RedriveState.READY and is_let_run_next(redrive)
             return Confirmation(
                 title=f"Start the {redrive_title(redrive)}?",
                 submit="Start it" if may_start else "",
@@ -239,7 +220,7 @@ class RedriveDecisions(OperatorAdmin):
             )
 
         return self.decide(
-            request, object_id, ask=ask, done="The redrive is started",
+            request, object_id, ask=ask, done="The redrive is started", lets_run=True,
             form=lambda redrive, data: StartForm(data, classes=progress_of(redrive).classes),
             act=lambda form, key: start_redrive(redrive_id=object_id, by=by, key=key, answers=form.answers()),
         )  # fmt: skip
@@ -291,7 +272,7 @@ class RedriveDecisions(OperatorAdmin):
             return PaceForm(data, initial=current)
 
         return self.decide(
-            request, object_id, ask=ask, form=pace_form, done="The redrive goes on",
+            request, object_id, ask=ask, form=pace_form, done="The redrive goes on", lets_run=True,
             act=lambda form, key: resume_redrive(redrive_id=object_id, by=by, key=key, pace=form.pace()),
         )  # fmt: skip
 
@@ -342,10 +323,8 @@ class RedriveDecisions(OperatorAdmin):
                 key=key,
             )
 
-        standard = RedrivePace()
-        initial = {field: getattr(standard, field) for field in RedrivePace.__dataclass_fields__}
         return self.decide(
-            request, object_id, ask=ask, form=lambda _redrive, data: PaceForm(data, initial=initial),
+            request, object_id, ask=ask, form=lambda _redrive, data: PaceForm(data, initial=asdict(RedrivePace())),
             done="They are frozen as a redrive; nothing is sent before it is started",
             act=lambda form, key: retry_failed_items(redrive_id=object_id, by=by, key=key, pace=form.pace()),
         )  # fmt: skip
@@ -357,6 +336,12 @@ class _Unchosen(Exception):
     def __init__(self, form: forms.Form) -> None:
         super().__init__()
         self.form = form
+
+
+def is_let_run_next(redrive: Redrive) -> bool:
+    """Whether the next step of a redrive is that somebody lets it run."""
+    is_ready = redrive.state == RedriveState.READY and not (redrive.needs_approval and redrive.approved_at is None)
+    return is_ready or redrive.state == RedriveState.PAUSED
 
 
 def _standing(redrive: Redrive) -> str:

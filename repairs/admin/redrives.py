@@ -13,12 +13,11 @@ from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 
 from deadletters.admin import letter_name
-from grants.actions import Action
 from grants.pages import allowed, operator_of
 from incidents.admin import Button, Buttons, TenantFilter, incident_name
 from opsconsole.core.admin import CURSOR, Cell, ChoiceFilter, NotAListParameter, Pill, thousands
 from opsconsole.core.ids import new_id
-from repairs.admin.redrive_decisions import RedriveDecisions
+from repairs.admin.redrive_decisions import RedriveDecisions, is_let_run_next
 from repairs.admin.redrive_words import (
     CLASS_WORDS,
     ITEM_WORDS,
@@ -143,7 +142,7 @@ class RedriveAdmin(RedriveDecisions):
                 (class_words(one), one, f"?{urlencode({'class': one.item_class.value})}#jobs") for one in told.classes
             ],
             results=self.results(redrive),
-            samples=samples_of(redrive) if redrive.changes != "{}" else [],
+            samples=samples_of(redrive) if redrive.changes_messages else [],
             shown=chosen,
             shown_words=_shown_words(item_class, state),
             items=[self.item_row(item) for item in page.rows],
@@ -180,15 +179,15 @@ class RedriveAdmin(RedriveDecisions):
 
     def buttons(self, request: HttpRequest, redrive: Redrive) -> Buttons:
         """Return what may be done next; the primary one is the next step."""
-        buttons = Buttons()
-        may = allowed(request, redrive.resource, [Action.REDRIVE_RUN])
         steps = self.steps(request, redrive)
-        if not steps.bar and not steps.more:
-            return buttons
-        if Action.REDRIVE_RUN not in may:
+        action, *to_run = redrive.runs_by
+        may = allowed(request, redrive.resource, redrive.runs_by)
+        if action not in may:
             verbs = [button.label.rstrip("…") for button in (*steps.bar, *steps.more)]
-            buttons.missing = may.missing({Action.REDRIVE_RUN: " and ".join(verbs)})
-            return buttons
+            return Buttons(missing=may.missing({action: " and ".join(verbs)}) if verbs else [])
+        if is_let_run_next(redrive) and not set(to_run) <= may.actions:
+            verbs = [button.label.rstrip("…") for button in steps.bar]
+            return Buttons(more=steps.more, missing=may.missing(dict.fromkeys(to_run, " and ".join(verbs))))
         return steps
 
     def steps(self, request: HttpRequest, redrive: Redrive) -> Buttons:

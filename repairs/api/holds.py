@@ -69,15 +69,7 @@ class HoldRelease(OpsView):
 
         201 if each dry run is done, 202 if the workers make one. `Location` is the redrive, or of several the hold.
         """
-        done = release_hold(
-            hold_id=hold_id,
-            by=call.operator,
-            key=call.key,
-            expected_count=call.body.get("expected_count"),
-            pace=pace_of(call.body.get("pace")),
-            reason=call.body["reason"],
-            version=self.expected_version(hold_id),
-        )
+        done = release_hold(**{**self.mutation_of(call, hold_id=hold_id), "pace": pace_of(call.body.get("pace"))})
         return Answer(
             value=done,
             status=202 if any(one.state == RedriveState.PLANNING for one in done.redrives) else 201,

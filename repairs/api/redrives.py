@@ -468,15 +468,7 @@ class RedriveApprove(OpsView):
     )
     def post(self, call: Call, redrive_id: UUID) -> Answer:
         """Only where it needs it, and not by who has planned it."""
-        return _decided(
-            services.approve_redrive(
-                redrive_id=redrive_id,
-                by=call.operator,
-                key=call.key,
-                reason=call.body["reason"],
-                version=self.expected_version(redrive_id),
-            )
-        )
+        return _decided(services.approve_redrive(**self.mutation_of(call, redrive_id=redrive_id)))
 
 
 class RedriveStart(OpsView):
@@ -490,31 +482,15 @@ class RedriveStart(OpsView):
     )
     def post(self, call: Call, redrive_id: UUID) -> Answer:
         """Runs what is safe, other classes as `answers` say, and leaves the rest out; by your grants from now on."""
-        return _decided(
-            services.start_redrive(
-                redrive_id=redrive_id,
-                by=call.operator,
-                key=call.key,
-                answers=answers_of(call.body["answers"]),
-                reason=call.body["reason"],
-                version=self.expected_version(redrive_id),
-            )
-        )
+        asked = {**self.mutation_of(call, redrive_id=redrive_id), "answers": answers_of(call.body["answers"])}
+        return _decided(services.start_redrive(**asked))
 
 
 class RedrivePause(OpsView):
     @operation(name="pause_redrive", summary="Pause a redrive", body=ReasonBody, refusals=DECIDED, **DECISION)
     def post(self, call: Call, redrive_id: UUID) -> Answer:
         """Nothing more is sent; what has been sent gets its result."""
-        return _decided(
-            services.pause_redrive(
-                redrive_id=redrive_id,
-                by=call.operator,
-                key=call.key,
-                reason=call.body["reason"],
-                version=self.expected_version(redrive_id),
-            )
-        )
+        return _decided(services.pause_redrive(**self.mutation_of(call, redrive_id=redrive_id)))
 
 
 class RedriveResume(OpsView):
@@ -528,31 +504,15 @@ class RedriveResume(OpsView):
     )
     def post(self, call: Call, redrive_id: UUID) -> Answer:
         """By your grants from now on, and at another pace if one is given; the stop ratio counts anew."""
-        return _decided(
-            services.resume_redrive(
-                redrive_id=redrive_id,
-                by=call.operator,
-                key=call.key,
-                pace=pace_of(call.body.get("pace")),
-                reason=call.body["reason"],
-                version=self.expected_version(redrive_id),
-            )
-        )
+        asked = {**self.mutation_of(call, redrive_id=redrive_id), "pace": pace_of(call.body.get("pace"))}
+        return _decided(services.resume_redrive(**asked))
 
 
 class RedriveCancel(OpsView):
     @operation(name="cancel_redrive", summary="Cancel a redrive", body=ReasonBody, refusals=DECIDED, **DECISION)
     def post(self, call: Call, redrive_id: UUID) -> Answer:
         """What has not been sent goes back to where it was; what has been sent gets its result."""
-        return _decided(
-            services.cancel_redrive(
-                redrive_id=redrive_id,
-                by=call.operator,
-                key=call.key,
-                reason=call.body["reason"],
-                version=self.expected_version(redrive_id),
-            )
-        )
+        return _decided(services.cancel_redrive(**self.mutation_of(call, redrive_id=redrive_id)))
 
 
 class RedriveRetryFailed(OpsView):
@@ -580,7 +540,7 @@ class RedriveRetryFailed(OpsView):
 def page_of(operator: Operator, redrive_id: UUID) -> dict[str, Any]:
     """Return what ``RedrivePageSerializer`` shows; messages are opened only where something about them changes."""
     progress = selectors.get_redrive(operator, redrive_id)
-    samples = selectors.redrive_samples(operator, redrive_id) if progress.redrive.changes != "{}" else []
+    samples = selectors.redrive_samples(operator, redrive_id) if progress.redrive.changes_messages else []
     return {"progress": progress, "samples": samples, "links": {"items": ""}}
 
 

@@ -12,7 +12,6 @@ from deadletters.models import DeadLetter, LetterState, Occurrence
 from deadletters.outcome import OutcomeClass
 from grants import audit
 from grants.access import Capability, find_capability
-from grants.actions import Action
 from grants.operators import Operator
 from grants.recall import recall_operator
 from grants.resources import Resource
@@ -283,12 +282,15 @@ class _Page:
         """Do what ``authorise`` does, asking once for letters that no grant can tell apart."""
         scope = Resource(tenant=letter.tenant, actor_type=letter.actor_type, actor_id=letter.actor_id)
         if scope not in self.capabilities:
-            self.capabilities[scope] = (
-                find_capability(self.operator, Action(self.redrive.action), scope)
-                if self.operator is not None
-                else None
-            )
+            self.capabilities[scope] = self._found_capability(scope)
         return self.capabilities[scope]
+
+    def _found_capability(self, scope: Resource) -> Capability | None:
+        """Return the capability by which a job runs, ``None`` if that or any other that it takes is not held now."""
+        if self.operator is None:
+            return None
+        found = [find_capability(self.operator, action, scope) for action in self.redrive.runs_by]
+        return None if None in found else found[0]
 
     def _pause(self, code: str, text: str) -> None:
         self.outcome.pause_code, self.outcome.pause_text = code, text

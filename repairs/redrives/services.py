@@ -53,6 +53,7 @@ from repairs.errors import (
     TooMany,
 )
 from repairs.models import (
+    NO_CHANGES,
     REDRIVE_ACTIVE,
     REDRIVE_ENDED,
     ItemState,
@@ -292,7 +293,7 @@ def freeze_redrive(
         stop_percent=pace.stop_percent,
         cut_off=cut_off,
         target_queue=target_queue,
-        changes=canonical_json(changes.described()) if changes else "{}",
+        changes=canonical_json(changes.described()) if changes else NO_CHANGES,
         sealed_values=_sealed_values(changes),
         reason=reason,
         planned_by=by.ref,
@@ -514,14 +515,16 @@ def start_redrive(
 
     ``answers`` maps a class to what is stated about all of its jobs; ``repairs.redrives.requests.ANSWERS`` says which
     answers a class takes. A job that is of several classes runs only if each of them is answered. From here on the
-    redrive runs by the grants of ``by``, which are asked again with every page. Raises ``RedriveNotFound``,
+    redrive runs by the grants of ``by``, which are asked again with every page; one that changes messages takes
+    ``redrive.patch`` of them as well. Raises ``RedriveNotFound``,
     ``AccessDenied``, ``RedriveStanding`` unless it is ready, ``RedriveNotApproved``, ``RedriveAnswerInvalid`` or
     ``IdempotencyKeyReused``.
     """
     given = dict(answers or {})
     check_answers(given)
     packed = pack_answers(given)
-    asked_for = _Asked.by(redrive_id, by, key, STARTED, {"answers": packed, "reason": reason}, version)
+    body = {"answers": packed, "reason": reason}
+    asked_for = _Asked.by(redrive_id, by, key, STARTED, body, version, lets_run=True)
     if asked_for.replay is not None:
         return asked_for.replay
     redrive = asked_for.redrive
@@ -575,9 +578,8 @@ def resume_redrive(
     """
     if pace is not None:
         pace.check()
-    asked_for = _Asked.by(
-        redrive_id, by, key, RESUMED, {"reason": reason, "pace": asdict(pace) if pace is not None else None}, version
-    )
+    body = {"reason": reason, "pace": asdict(pace) if pace is not None else None}
+    asked_for = _Asked.by(redrive_id, by, key, RESUMED, body, version, lets_run=True)
     if asked_for.replay is not None:
         return asked_for.replay
     redrive = asked_for.redrive
@@ -643,13 +645,24 @@ class _Asked:
 
     @classmethod
     def by(
-        cls, redrive_id: UUID, by: Operator, key: str, action: str, body: Mapping[str, Any], version: int | None
+        cls,
+        redrive_id: UUID,
+        by: Operator,
+        key: str,
+        action: str,
+        body: Mapping[str, Any],
+        version: int | None,
+        *,
+        lets_run: bool = False,
     ) -> _Asked:
+        """Authorise and lock; one that changes messages takes the capability for that of whoever lets it run."""
         _check_reason(str(body["reason"]))
         scope = Redrive.objects.scope(redrive_id)
         needed = Redrive.objects.filter(id=redrive_id).values_list("action", flat=True).first()
         capability = authorise_target(by, Action(needed or Action.REDRIVE_RUN), scope, RedriveNotFound())
         redrive = Redrive.objects.lock(redrive_id)
+        for also in redrive.runs_by[1:] if lets_run else ():
+            authorise(by, also, redrive.resource)
         digest = audit.request_digest(body)
         receipt: AuditEvent | None = audit.replayed(
             key=key, action=action, operator=by, target_type="redrive", target_id=str(redrive_id), digest=digest

@@ -71,34 +71,26 @@ class Page:
     tenant: str = "default"
 
 
-def of_incident(suffix: str = "", needs: tuple[Action, ...] = ()) -> Page:
-    return Page(
-        path=lambda world: f"/ops/incidents/{world.letter.incident_id}/{suffix}",
-        missing=lambda _: f"/ops/incidents/{MISSING}/{suffix}",
-        nobody=404,
-        other=404,
-        needs=needs,
-    )
+def of_one(slug: str, find: Callable[[World], Any]) -> Callable[..., Page]:
+    """Return what makes the pages of one row, from what follows its address and what they take."""
+
+    def page(suffix: str = "", needs: tuple[Action, ...] = ()) -> Page:
+        return Page(
+            path=lambda world: f"/ops/{slug}/{find(world)}/{suffix}",
+            missing=lambda _: f"/ops/{slug}/{MISSING}/{suffix}",
+            nobody=404,
+            other=404,
+            needs=needs,
+        )
+
+    return page
 
 
-def of_letter(suffix: str = "", needs: tuple[Action, ...] = ()) -> Page:
-    return Page(
-        path=lambda world: f"/ops/dead-letters/{world.letter.id}/{suffix}",
-        missing=lambda _: f"/ops/dead-letters/{MISSING}/{suffix}",
-        nobody=404,
-        other=404,
-        needs=needs,
-    )
-
-
-def of_job(suffix: str = "", needs: tuple[Action, ...] = ()) -> Page:
-    return Page(
-        path=lambda world: f"/ops/jobs/{world.job}/{suffix}",
-        missing=lambda _: f"/ops/jobs/{MISSING}/{suffix}",
-        nobody=404,
-        other=404,
-        needs=needs,
-    )
+of_incident = of_one("incidents", lambda world: world.letter.incident_id)
+of_letter = of_one("dead-letters", lambda world: world.letter.id)
+of_job = of_one("jobs", lambda world: world.job)
+of_redrive = of_one("redrives", lambda world: world.redrive)
+of_hold = of_one("holds", lambda world: world.hold)
 
 
 def a_list(slug: str, *needs: Action) -> Page:
@@ -107,26 +99,6 @@ def a_list(slug: str, *needs: Action) -> Page:
 
 def for_everyone(path: str) -> Page:
     return Page(path=lambda _: path, nobody=200, other=200)
-
-
-def of_redrive(suffix: str = "", needs: tuple[Action, ...] = ()) -> Page:
-    return Page(
-        path=lambda world: f"/ops/redrives/{world.redrive}/{suffix}",
-        missing=lambda _: f"/ops/redrives/{MISSING}/{suffix}",
-        nobody=404,
-        other=404,
-        needs=needs,
-    )
-
-
-def of_hold(suffix: str = "", needs: tuple[Action, ...] = ()) -> Page:
-    return Page(
-        path=lambda world: f"/ops/holds/{world.hold}/{suffix}",
-        missing=lambda _: f"/ops/holds/{MISSING}/{suffix}",
-        nobody=404,
-        other=404,
-        needs=needs,
-    )
 
 
 RETRY = (Action.DEAD_LETTERS_RETRY,)

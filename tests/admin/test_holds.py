@@ -131,6 +131,28 @@ def test_what_it_has_put_aside_is_sent_on_as_a_redrive(cast: Cast, sign_in: Sign
     assert "Sent on as a redrive" in text_of(client.get(f"/ops/holds/{hold.id}/").content.decode())
 
 
+def test_who_may_hold_sends_on_what_was_put_aside_without_another_grant(cast: Cast, sign_in: SignIn) -> None:
+    """The redrive of a release is decided about, and runs, by what the release took."""
+    held_letter(placed_hold(cast.ada))
+    hold = Hold.objects.get()
+    give(cast.olga, Action.DEAD_LETTERS_HOLD, tenant="default")
+    client = sign_in(cast.olga)
+    confirm(client, f"/ops/holds/{hold.id}/release/", PACE)
+    redrive = Redrive.objects.get()
+    url = f"/ops/redrives/{redrive.id}/"
+    assert "Start…" in text_of(client.get(url).content.decode())
+    confirm(client, f"{url}start/", {})
+    redrive.refresh_from_db()
+    assert redrive.started_by == cast.olga.ref
+    assert confirm(client, f"{url}pause/", {}).status_code == 302
+    redrive.refresh_from_db()
+    assert redrive.state == RedriveState.PAUSED
+    give(cast.nobody, Action.INSPECT, Action.REDRIVE_RUN, tenant="default")
+    other = sign_in(cast.nobody)
+    assert "needs the permission dead-letters.hold" in text_of(other.get(url).content.decode())
+    assert other.get(f"{url}resume/").status_code == 403
+
+
 def test_pages_lead_to_a_hold_and_from_what_it_has_put_aside(cast: Cast, sign_in: SignIn) -> None:
     failed = dead_letter()
     held = held_letter(placed_hold(cast.ada))

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from deadletters import holds, services
-from deadletters.api.holds import HoldMutationSerializer, HoldPageSerializer, HoldSerializer, hold_page, named_payload
+from deadletters.api.holds import HoldMutationSerializer, HoldPageSerializer, HoldSerializer, hold_page
 from deadletters.models import Hold, HoldState
 from grants.operators import Operator
 from opsconsole.core.database import database_now
@@ -79,7 +79,7 @@ class Command(OperationsCommand):
         """Place a hold."""
         task, payload = options["task"], options["payload_hash"]
         if options["payload_of"] is not None:
-            task, payload = named_payload(operator, options["payload_of"])
+            task, payload = holds.named_payload(operator, options["payload_of"])
         target = services.HoldTarget(
             tenant=options["tenant"],
             source=options["source"],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -11,7 +13,7 @@ from deadletters.models import DeadLetter
 from grants.access import authorise
 from grants.actions import Action
 from grants.errors import AccessDenied
-from grants.models import AuditEvent
+from grants.models import AuditEvent, ScopeUserGrant
 from grants.operators import Operator
 from grants.resources import Resource
 from grants.service import service
@@ -105,6 +107,40 @@ def test_changing_what_is_sent_takes_its_own_capability(cast: Cast) -> None:
         create(cast, by=cast.olga, changes=changes)
     give(cast.olga, Action.REDRIVE_PATCH, tenant="default")
     assert create(cast, by=cast.olga, changes=changes).total == 1
+
+
+def patched(cast: Cast) -> Redrive:
+    worker(shop__post=json.dumps({"positional": ["to", "order"], "required": 1}))
+    letters(2)
+    changes = RedriveChanges(tasks={"shop.send_mail": "shop.post"})
+    return Redrive.objects.get(id=create(cast, changes=changes, pace=replace(FAST, max_outstanding=1)).redrive_id)
+
+
+def test_changed_messages_are_let_run_by_who_may_change_messages(cast: Cast) -> None:
+    """Whoever starts it sends what somebody else has written: it takes the same grant."""
+    redrive = patched(cast)
+    give(cast.olga, Action.REDRIVE_RUN, tenant="default")
+    with pytest.raises(AccessDenied):
+        start_redrive(redrive_id=redrive.id, by=cast.olga, key="s")
+    start_redrive(redrive_id=redrive.id, by=cast.ada, key="s")
+    pause_redrive(redrive_id=redrive.id, by=cast.olga, key="p")
+    with pytest.raises(AccessDenied):
+        resume_redrive(redrive_id=redrive.id, by=cast.olga, key="r")
+    assert AuditEvent.objects.filter(action="redrive.patch", verdict="denied", operator_name="olga").exists()
+    give(cast.olga, Action.REDRIVE_PATCH, tenant="default")
+    resume_redrive(redrive_id=redrive.id, by=cast.olga, key="r")
+    assert step(redrive).planned == 1
+
+
+def test_a_redrive_pauses_once_its_starter_may_change_messages_no_more(cast: Cast) -> None:
+    """B2: grants are asked with every page, each of those that it took to start."""
+    redrive = patched(cast)
+    give(cast.olga, Action.REDRIVE_RUN, Action.REDRIVE_PATCH, tenant="default")
+    start_redrive(redrive_id=redrive.id, by=cast.olga, key="s")
+    ScopeUserGrant.objects.filter(user_id=cast.olga.user_id, permission__codename="redrive_patch").delete()
+    assert step(redrive).planned == 0
+    redrive.refresh_from_db()
+    assert (redrive.state, redrive.pause_code) == ("paused", "grant_revoked")
 
 
 def test_reads_show_what_one_may_inspect(cast: Cast) -> None:
